@@ -1,0 +1,32 @@
+# make demo   sets up the light core and runs the main job
+# make test   sets everything up and passes the tests
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint types clean
+
+$(VENV)/core: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/dev: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[fast,import,dev]'
+	@mkdir -p .typing && ln -sfn .. .typing/splitplan
+	@touch $@ $(VENV)/core
+
+test: lint types
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev
+	MYPYPATH=.typing $(BIN)/mypy -p splitplan.catalogs -p splitplan.kernels -p splitplan.profiler -p splitplan.planner -p splitplan.launcher
+
+clean:
+	rm -rf $(VENV) .typing demo build *.egg-info

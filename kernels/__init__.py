@@ -1,0 +1,1 @@
+"""Triton kernels of one layer's prefill and decode, KV packing and quantising, with float64 references."""

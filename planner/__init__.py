@@ -1,0 +1,1 @@
+"""Profile + Fleet + Model + Workload + SLO become a Plan that a simulation has verified."""

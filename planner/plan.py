@@ -1,0 +1,155 @@
+"""The Plan document: what was decided, for what, how it was verified, and the hashes of everything it was made from.
+
+A saved plan is exactly what gets launched. Nothing that varies from run to run (timings, dates) is in it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PLAN_VERSION = 1
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GpuSlot(_Frozen):
+    """One GPU of one node."""
+
+    node: str
+    index: int = Field(ge=0)
+
+
+class Instance(_Frozen):
+    """One engine instance on named GPUs. `gpus` lists pipeline stage after stage, tensor ranks in order."""
+
+    name: str  # "prefill-0"
+    rack: str
+    gpus: tuple[GpuSlot, ...]
+    share: float = Field(1.0, ge=0)  # of its role's requests
+
+
+class Pool(_Frozen):
+    """Instances of one kind."""
+
+    name: str
+    role: Literal["prefill", "decode", "colocated"]
+    gpu: str
+    tensor_parallel: int = Field(ge=1)
+    pipeline_parallel: int = Field(1, ge=1)
+    expert_parallel: int = Field(1, ge=1)
+    weight_dtype: str
+    kv_dtype: str
+    attention_backend: str = ""
+    block_tokens: int = Field(ge=1)
+    max_num_seqs: int = Field(ge=1)
+    max_num_batched_tokens: int = Field(ge=1)
+    max_model_len: int = Field(ge=1)
+    memory_fraction: float = Field(gt=0, le=1)
+    kv_capacity_tokens: int = Field(ge=0)
+    usd_per_gpu_hour: float = Field(ge=0)
+    watts_per_instance: float = Field(0.0, ge=0)
+    utilisation: float = Field(0.0, ge=0)
+    instances: tuple[Instance, ...]
+
+    @property
+    def gpus_per_instance(self) -> int:
+        """GPUs one instance takes."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+
+class Route(_Frozen):
+    """The share of all disaggregated requests that go from one prefill instance to one decode instance."""
+
+    prefill: str
+    decode: str
+    share: float = Field(ge=0, le=1)
+    path: Literal["same-node", "same-rack", "cross-rack"]
+
+
+class Estimate(_Frozen):
+    """A simulated figure with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Verification(_Frozen):
+    """What the simulation of the assigned plan said. Latencies in ms; TPOT = (E2E − TTFT)/(output tokens − 1)."""
+
+    passed: bool
+    num_requests: int
+    num_seeds: int
+    rate_req_per_s: float
+    ttft_ms: dict[str, Estimate]  # "mean", "p50", "p90", "p95", "p99"
+    tpot_ms: dict[str, Estimate]
+    e2e_ms: dict[str, Estimate] = {}
+    itl_ms: dict[str, Estimate] = {}
+    attainment: Estimate  # share of requests that met all targets
+    misses: tuple[str, ...] = ()  # "TTFT p99 1130 ms > 1000 ms"
+
+
+class Proof(_Frozen):
+    """How close to the best the program's answer is."""
+
+    status: Literal["optimal", "feasible"]
+    objective: str  # "cost", "goodput", "power"
+    value: float
+    bound: float
+    gap_percent: float
+    solver: str
+    constraints_checked: int
+
+
+class Alternative(_Frozen):
+    """A plan that lost, at its own best."""
+
+    label: str  # "best of one type: H100", "best colocated: H100"
+    pools: tuple[Pool, ...] = ()
+    num_gpus: int = 0
+    usd_per_hour: float = 0.0
+    verification: Verification | None = None
+    reason: str = ""  # why there is none, or why it lost
+
+
+class Inputs(_Frozen):
+    """What the plan was made for, and the hashes that `launch` checks."""
+
+    model: str
+    fleet: str
+    fleet_hash: str
+    workload: str
+    workload_hash: str
+    rate_req_per_s: float
+    slo: str
+    model_hash: str
+    profile_hashes: dict[str, str]  # by GPU type
+    seed: int = 0
+    options: dict[str, str] = {}
+
+
+class Plan(_Frozen):
+    """The decision."""
+
+    kind: Literal["Plan"] = "Plan"
+    version: Literal[1] = 1
+    inputs: Inputs
+    engine: str
+    engine_version: str
+    connector: str = ""
+    pools: tuple[Pool, ...]
+    routes: tuple[Route, ...] = ()
+    num_gpus: int
+    usd_per_hour: float
+    watts: float
+    proof: Proof
+    verification: Verification | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    rejected_columns: dict[str, int] = {}
+    limits: tuple[str, ...] = ()
+    basis: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()

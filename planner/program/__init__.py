@@ -1,0 +1,1 @@
+"""The integer program: which columns, how many, where; with a proof."""

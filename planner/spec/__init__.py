@@ -1,0 +1,1 @@
+"""What users write: fleets, workloads and latency targets, as checked values."""

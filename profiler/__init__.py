@@ -1,0 +1,1 @@
+"""A device, or a published source of measurements, becomes a Profile: tables of op latency with provenance."""
