@@ -1,0 +1,5 @@
+"""`python -m splitplan.planner.cli` is `planner`."""
+
+from splitplan.planner.cli.main import run
+
+run()

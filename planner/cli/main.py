@@ -1,0 +1,58 @@
+"""The `planner` command. Command modules import nothing heavy at the top, so that `--help` stays fast.
+
+Exit codes: 0 a plan was found or the job was done, 1 an error, 2 wrong usage, 3 no plan meets the targets.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from splitplan.catalogs.errors import SplitplanError
+
+PROBLEM_LIMIT = 20
+
+app = typer.Typer(
+    name="planner",
+    help="Plans where an LLM runs on a mixed GPU fleet: profile, solve, verify, launch.",
+    epilog="Start with: planner solve --help",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"planner {version('splitplan')}")
+        raise typer.Exit
+
+
+@app.callback()
+def planner(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Plans where an LLM runs on a mixed GPU fleet: profile, solve, verify, launch."""
+
+
+def run() -> None:
+    """Entry point of the `planner` script: every deliberate error becomes a message on stderr and an exit code."""
+    try:
+        app()
+    except SplitplanError as error:
+        for problem in error.problems[:PROBLEM_LIMIT]:
+            sys.stderr.write(f"error: {problem}\n")
+        if len(error.problems) > PROBLEM_LIMIT:
+            sys.stderr.write(f"… and {len(error.problems) - PROBLEM_LIMIT} more\n")
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
