@@ -5,11 +5,17 @@ A saved plan is exactly what gets launched. Nothing that varies from run to run 
 
 from __future__ import annotations
 
+import hashlib
+import json
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from splitplan.catalogs.documents import read_document, validate
+
 PLAN_VERSION = 1
+MAX_PLAN_BYTES = 64 * 2**20
 
 
 class _Frozen(BaseModel):
@@ -30,6 +36,29 @@ class Instance(_Frozen):
     rack: str
     gpus: tuple[GpuSlot, ...]
     share: float = Field(1.0, ge=0)  # of its role's requests
+
+
+class Timing(_Frozen):
+    """What one instance of a pool is predicted to take, as compact tables: mock engines are timed by it.
+
+    Knots ascend; between them times are linear (bilinear for decode), beyond the last knot they go on with its slope.
+    """
+
+    prefill_tokens: tuple[int, ...]  # [i] prompt length of a lone prompt
+    prefill_s: tuple[float, ...]  # [i] all its chunks
+    decode_batch: tuple[int, ...]  # [k] sequences in the step
+    decode_context_tokens: tuple[int, ...]  # [l] mean context
+    decode_step_s: tuple[tuple[float, ...], ...]  # [k][l] one decode step
+
+
+class Host(_Frozen):
+    """A node that the plan uses, as launchers reach and select it."""
+
+    name: str
+    rack: str
+    address: str = ""  # host name or IP address; empty: the node's name
+    num_gpus: int = Field(0, ge=0)
+    labels: dict[str, str] = {}
 
 
 class Pool(_Frozen):
@@ -53,6 +82,7 @@ class Pool(_Frozen):
     usd_per_gpu_hour: float = Field(ge=0)
     watts_per_instance: float = Field(0.0, ge=0)
     utilisation: float = Field(0.0, ge=0)
+    timing: Timing | None = None
     instances: tuple[Instance, ...]
 
     @property
@@ -68,6 +98,8 @@ class Route(_Frozen):
     decode: str
     share: float = Field(ge=0, le=1)
     path: Literal["same-node", "same-rack", "cross-rack"]
+    transfer_base_s: float = Field(0.0, ge=0)  # predicted KV transfer not hidden: base + tokens × s_per_token
+    transfer_s_per_token: float = Field(0.0, ge=0)
 
 
 class Estimate(_Frozen):
@@ -143,6 +175,9 @@ class Plan(_Frozen):
     connector: str = ""
     pools: tuple[Pool, ...]
     routes: tuple[Route, ...] = ()
+    colocated_share: float | None = Field(None, ge=0, le=1)  # of all requests; None: all or none, as the pools say
+    kv_bytes_per_token: float = Field(0.0, ge=0)  # what a transferred token weighs, all layers
+    hosts: tuple[Host, ...] = ()  # nodes used; a node that is not listed is reached by its name
     num_gpus: int
     usd_per_hour: float
     watts: float
@@ -153,3 +188,14 @@ class Plan(_Frozen):
     limits: tuple[str, ...] = ()
     basis: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read and check a plan file (YAML or JSON); raises DocumentError with every problem and its line."""
+    return validate(read_document(path, "plan", max_bytes=MAX_PLAN_BYTES), Plan)
+
+
+def plan_hash(plan: Plan) -> str:
+    """SHA-256 (hex) of everything in the plan, whatever the file's layout."""
+    text = json.dumps(plan.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
