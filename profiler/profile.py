@@ -31,23 +31,29 @@ class Timed:
     basis: BasisArray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OpTable:
-    """One operation family as columns: `keys` name the shape, `seconds` is the measured latency of each row."""
+    """One operation family as columns: `keys` name the shape, `seconds` is the measured latency of each row.
+
+    The columns of each family, and what they mean, are in `families.FAMILIES`. Shape of every array: [rows].
+    """
 
     family: str  # "gemm", "prefill_attention", "decode_attention", "all_reduce", …
     keys: Mapping[str, NDArray[Any]]
     seconds: FloatArray
 
+    def __len__(self) -> int:
+        return len(self.seconds)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Profile:
     """Operation times measured on one GPU type under one engine's kernels."""
 
     gpu: str  # catalog name
     engine: str  # whose kernels: "vllm", "sglang", "trtllm", "splitplan"
     engine_version: str
-    tables: Mapping[str, OpTable]
+    tables: Mapping[str, OpTable]  # by family
     provenance: Mapping[str, str]  # device, driver, versions, date, how, licence, source
     content_hash: str = ""
     notes: tuple[str, ...] = field(default=())

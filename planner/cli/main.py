@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from splitplan.catalogs.errors import SplitplanError
+from splitplan.planner.cli import profile
 
 PROBLEM_LIMIT = 20
 
@@ -41,6 +42,9 @@ def planner(
     ] = False,
 ) -> None:
     """Plans where an LLM runs on a mixed GPU fleet: profile, solve, verify, launch."""
+
+
+app.add_typer(profile.app, name="profile")
 
 
 def run() -> None:

@@ -1,0 +1,1 @@
+"""Tables of one operation family as fast look-ups."""
