@@ -79,8 +79,8 @@ def load_gpus() -> Mapping[str, Gpu]:
 def find_gpu(name: str, *, where: str = "", key: str = "") -> Gpu:
     """A GPU type by name, alias, NVML name or `nvidia.com/gpu.product` label.
 
-    Case does not count, and parts of names do not match. Raises UnknownNameError with the nearest names, and InputError for
-    a MIG slice, which is not a GPU to plan with.
+    Case does not count, and parts of names do not match. Raises UnknownNameError with the nearest names, and
+    InputError for a MIG slice, which is not a GPU to plan with.
     """
     folded = fold(name)
     canonical = _index().get(folded)

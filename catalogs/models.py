@@ -40,7 +40,8 @@ AttentionKind = Literal["full", "sliding", "mla", "state"]
 class AttentionGroup:
     """Layers that attend in the same way.
 
-    The groups add up to the layers that mix tokens: all, but for models whose feed-forward layers stand alone (Nemotron-H).
+    The groups add up to the layers that mix tokens: all, but for models whose feed-forward layers stand alone
+    (Nemotron-H).
     """
 
     num_layers: int
@@ -125,7 +126,10 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """The lightning indexer of sparse MLA: queries attend to the `topk_tokens` best keys; its keys are cached in fp8."""
+    """The lightning indexer of sparse MLA: queries attend to the `topk_tokens` best keys.
+
+    Its keys are cached in fp8.
+    """
 
     num_layers: int  # layers that own one
     topk_tokens: int
@@ -201,7 +205,10 @@ class Model:
         return elements * element_bytes(kv_dtype) + (self.indexer.cached_bytes_per_token if self.indexer else 0)
 
     def kv_bytes(self, tokens: float, kv_dtype: str) -> float:
-        """Bytes a sequence of `tokens` holds: windows drop what left them, MLA keeps its latent, state layers a constant."""
+        """Bytes a sequence of `tokens` holds.
+
+        Windows drop what left them, MLA keeps its latent, state layers a constant.
+        """
         size = element_bytes(kv_dtype)
         total = sum(
             group.num_layers * group.cached_values_per_token * group.cached_tokens(tokens) * size
@@ -273,7 +280,10 @@ def find_model(name_or_path: str, *, where: str = "", key: str = "") -> Model:
 
 @cache
 def _index() -> dict[str, str]:
-    """Folded name → canonical name; for the alias of a quantised checkpoint, a newline and the variant's name follow."""
+    """Folded name → canonical name.
+
+    For the alias of a quantised checkpoint, a newline and the variant's name follow.
+    """
     entries: dict[str, list[str]] = {}
     for name, model in load_models().items():
         entries[name] = [*model.aliases, *(alias.split("/")[-1] for alias in model.aliases if alias.count("/") == 1)]

@@ -112,8 +112,9 @@ def active_parameters(model: Model) -> int:
 def quantized_parts(model: Model, dtype: str) -> tuple[str, ...]:
     """The parts that are stored in `dtype` in a checkpoint of that dtype.
 
-    fp8, int8 and int4 checkpoints quantise every linear layer; MXFP4 checkpoints of MoE models (gpt-oss) only the experts;
-    NVFP4 checkpoints leave MLA attention in 16 bits. A model may name its own parts for the dtype it is published in.
+    fp8, int8 and int4 checkpoints quantise every linear layer; MXFP4 checkpoints of MoE models (gpt-oss) only the
+    experts; NVFP4 checkpoints leave MLA attention in 16 bits. A model may name its own parts for the dtype it is
+    published in.
     """
     if dtype in UNQUANTIZED_DTYPES:
         return ()
@@ -127,7 +128,10 @@ def quantized_parts(model: Model, dtype: str) -> tuple[str, ...]:
 
 
 def weight_bytes_by_part(model: Model, dtype: str) -> Mapping[str, float]:
-    """Bytes of the weights by part in a checkpoint of `dtype`, scales included; unquantised parts take 2 bytes (fp32: 4)."""
+    """Bytes of the weights by part in a checkpoint of `dtype`, scales included.
+
+    Unquantised parts take 2 bytes (fp32: 4).
+    """
     inside, quantized = element_bytes(dtype), quantized_parts(model, dtype)
     outside = inside if dtype in UNQUANTIZED_DTYPES else 2.0
     return {part: count * (inside if part in quantized else outside) for part, count in parameter_parts(model).items()}
