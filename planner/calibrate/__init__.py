@@ -1,1 +1,1 @@
-"""Measured end-to-end points: reading them, predicting them with the step model and the simulator, fitting parameters."""
+"""Measured end-to-end points: reading them, predicting them, fitting the calibration to them."""

@@ -92,7 +92,7 @@ def read_points(path: str | Path) -> list[Point]:
     for row in reader:
         try:
             points.append(_point(row, reader.line_num))
-        except _BadCell as bad:
+        except _BadCellError as bad:
             problems.append(Problem(bad.message, f"{path}:{reader.line_num}", bad.column, bad.expected))
     if problems:
         raise DocumentError(problems)
@@ -101,7 +101,7 @@ def read_points(path: str | Path) -> list[Point]:
     return points
 
 
-class _BadCell(Exception):
+class _BadCellError(Exception):
     def __init__(self, column: str, message: str, expected: str) -> None:
         super().__init__(message)
         self.column, self.message, self.expected = column, message, expected
@@ -110,7 +110,7 @@ class _BadCell(Exception):
 def _point(row: Mapping[str, str | None], line: int) -> Point:
     mode = _text(row, "mode")
     if mode not in MODES:
-        raise _BadCell("mode", f"is {shorten(repr(mode), 40)}", " | ".join(MODES))
+        raise _BadCellError("mode", f"is {shorten(repr(mode), 40)}", " | ".join(MODES))
     tp, pp = _count(row, "tp") or 1, _count(row, "pp") or 1
     replicas = _count(row, "replicas") or 1
     rate = _number(row, "request_rate", allow_inf=True)
@@ -158,16 +158,16 @@ def _number(row: Mapping[str, str | None], column: str, *, allow_inf: bool = Fal
     try:
         value = float(text)
     except ValueError:
-        raise _BadCell(column, f"is {shorten(repr(text), 40)}", "a number") from None
+        raise _BadCellError(column, f"is {shorten(repr(text), 40)}", "a number") from None
     if math.isnan(value) or value < 0 or (math.isinf(value) and not allow_inf):
-        raise _BadCell(column, f"is {text}", "a number of at least 0")
+        raise _BadCellError(column, f"is {text}", "a number of at least 0")
     return value
 
 
 def _positive(row: Mapping[str, str | None], column: str) -> float:
     value = _number(row, column)
     if value is None or value <= 0:
-        raise _BadCell(column, "is empty" if value is None else f"is {value:g}", "a number above 0, in tokens")
+        raise _BadCellError(column, "is empty" if value is None else f"is {value:g}", "a number above 0, in tokens")
     return value
 
 
@@ -176,7 +176,7 @@ def _count(row: Mapping[str, str | None], column: str) -> int | None:
     if value is None:
         return None
     if value != round(value) or value < 1:
-        raise _BadCell(column, f"is {value:g}", "a whole number of at least 1")
+        raise _BadCellError(column, f"is {value:g}", "a whole number of at least 1")
     return int(value)
 
 
