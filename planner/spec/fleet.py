@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,12 @@ class Node:
     labels: Mapping[str, str]
     gpus_in_use: tuple[int, ...] = ()  # indices that are not ours to use
     price_usd_per_gpu_hour: float | None = None  # overrides the fleet's price
-    failure_domain: str = ""
+    failure_domain: str = ""  # what fails together, such as a power feed; the rack's name unless given
+
+    @property
+    def free_gpus(self) -> tuple[int, ...]:
+        """Indices of the GPUs that are ours to plan."""
+        return tuple(index for index in range(self.num_gpus) if index not in self.gpus_in_use)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,25 @@ class Rack:
 
 
 @dataclass(frozen=True, slots=True)
+class Pod:
+    """Racks whose leaf switches meet below the spine."""
+
+    name: str
+    uplink_bytes_per_s: float | None  # pod to spine, one direction; None: not a limit
+
+
+@dataclass(frozen=True, slots=True)
+class PriceTier:
+    """What GPUs of one type cost under one kind of price, and how many are to be had at it."""
+
+    gpu: str
+    kind: str  # "on_demand", "reserved" or "spot"
+    usd_per_gpu_hour: float
+    source: str
+    max_gpus: int | None = None  # None: as many as the fleet has
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """Everything there is to place on."""
 
@@ -51,6 +79,8 @@ class Fleet:
     max_usd_per_hour: float | None = None
     notes: tuple[str, ...] = ()
     content_hash: str = ""
+    pods: tuple[Pod, ...] = ()  # only pods with a limit of their own need to be here
+    price_tiers: tuple[PriceTier, ...] = ()  # every kind of price known for the types of this fleet
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -64,3 +94,21 @@ class Fleet:
         for node in self.nodes:
             counts[node.gpu] = counts.get(node.gpu, 0) + node.num_gpus - len(node.gpus_in_use)
         return counts
+
+
+def load_fleet(path_or_name: str | Path, *, price_kind: str = "on_demand") -> Fleet:
+    """Read a Fleet file, or one that ships with the project by its name (`four-racks`).
+
+    `price_kind` is "on_demand", "reserved" or "spot". Raises DocumentError with every problem, each with file, line
+    and key; UnknownNameError when nothing has that name; UsageError for another price kind.
+    """
+    from splitplan.planner.spec.fleet_build import read_fleet  # pydantic and yaml only where a file is read
+
+    return read_fleet(path_or_name, price_kind)
+
+
+def as_document(fleet: Fleet) -> dict[str, Any]:
+    """The mapping of a Fleet file that `load_fleet` reads back to an equal fleet; identical nodes share an entry."""
+    from splitplan.planner.spec.fleet_write import document_of
+
+    return document_of(fleet)

@@ -1,1 +1,0 @@
-"""Measured end-to-end points: reading them, predicting them, fitting the calibration to them."""
