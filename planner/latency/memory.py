@@ -1,7 +1,7 @@
 """What fits on a GPU: the engine's fraction of *total* memory, less weights, activation peak and buffers, is KV cache.
 
     kv_bytes = memory_fraction · visible_bytes − weights − activation − communication − reserved
-    visible_bytes = 0.9942 · memory the driver reports
+    visible_bytes = memory the driver reports − what it keeps for itself
 
 The constants were read off the start-up logs of vLLM 0.19 on H100 (55 runs of 30 models; llm-d-planner's accuracy
 tables, commit 30ec05f). Up to vLLM 0.2x CUDA graphs live outside the engine's fraction; they are reported apart and are
@@ -15,20 +15,23 @@ from dataclasses import dataclass
 
 from splitplan.catalogs.engines import Engine
 from splitplan.catalogs.gpus import Gpu
-from splitplan.catalogs.models import AttentionGroup, Model
-from splitplan.planner.latency.transfer import kv_layer_bytes
-from splitplan.planner.latency.weights import UNQUANTISED_BYTES, weight_bytes_per_gpu
+from splitplan.catalogs.models import Model
+from splitplan.catalogs.parameters import element_bytes
+from splitplan.planner.latency.weights import stage_share, weight_bytes_per_gpu
 
 GIB = 2.0**30
 
-VISIBLE_MEMORY_SHARE = 0.9942
-"""CUDA can allocate 79.19 GiB of the 79.65 GiB that the driver reports for an H100; the rest is the driver's own."""
+DRIVER_SHARE = {"Ampere": 0.0106}
+DEFAULT_DRIVER_SHARE = 0.0058
+"""CUDA can allocate 79.19 of the 79.65 GiB that the driver reports for an H100, and 79.15 of an A100's 80."""
 
 LOGITS_BYTES_PER_ENTRY = 14.0
 """Sampling over S sequences holds S·vocab logits in 16 bit, in fp32, and the sampler's two fp32 copies at once."""
 
 LOGITS_PROFILE_SEQUENCES = 1024
 """The start-up profile run samples at the default slot limit of large GPUs, and never at more than the limit set."""
+
+ACTIVATION_BYTES = 2.0  # activations are 16 bit
 
 ACTIVATION_TENSORS = 2.0
 """Hidden states alive at the peak, in tensors of [max_num_batched_tokens, hidden]."""
@@ -84,7 +87,7 @@ def instance_memory(
     max_model_len: int,
 ) -> InstanceMemory:
     """Memory of one instance on its fullest GPU. `kv_capacity_tokens` is 0 when nothing is left for KV."""
-    total = gpu.memory_bytes * VISIBLE_MEMORY_SHARE
+    total = gpu.memory_bytes * (1.0 - DRIVER_SHARE.get(gpu.architecture, DEFAULT_DRIVER_SHARE))
     weights = weight_bytes_per_gpu(model, tp=tp, pp=pp, ep=ep, weight_dtype=weight_dtype)
     activation = activation_bytes(
         model, tp=tp, ep=ep, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
@@ -116,7 +119,7 @@ def activation_bytes(model: Model, *, tp: int, ep: int, max_num_seqs: int, max_n
     """
     sequences = min(LOGITS_PROFILE_SEQUENCES, max(max_num_seqs, 1))
     logits = LOGITS_BYTES_PER_ENTRY * model.vocab_size * sequences
-    hidden = ACTIVATION_TENSORS * UNQUANTISED_BYTES * model.hidden_size * max_num_batched_tokens
+    hidden = ACTIVATION_TENSORS * ACTIVATION_BYTES * model.hidden_size * max_num_batched_tokens
     workspace = expert_workspace_bytes(model, tp=tp, ep=ep, tokens=max_num_batched_tokens)
     return logits + hidden + workspace + ALLOCATOR_BYTES
 
@@ -127,7 +130,7 @@ def expert_workspace_bytes(model: Model, *, tp: int, ep: int, tokens: int) -> fl
         return 0.0
     inter = model.moe.moe_intermediate_size / (1 if ep > 1 else tp)
     width = max(2.0 * inter, model.hidden_size) + inter
-    return UNQUANTISED_BYTES * tokens * model.moe.experts_per_token * width
+    return ACTIVATION_BYTES * tokens * model.moe.experts_per_token * width
 
 
 def communication_bytes(*, tp: int, pp: int) -> float:
@@ -143,11 +146,15 @@ def kv_bytes_per_gpu(model: Model, kv_dtype: str, tokens: int, *, tp: int, pp: i
     Heads divide over tensor ranks down to one a rank; MLA's latent is replicated on every rank. `windows=False`
     charges every layer for every token, which is how engines state their capacity in tokens.
     """
+    size = element_bytes(kv_dtype)
     total = 0.0
     for group, num_slots in zip(model.attention, kv_layer_slots(model), strict=True):
-        seen = min(tokens, group.window_tokens) if windows and group.window_tokens else tokens
-        total += seen * kv_layer_bytes(model, group, kv_dtype) * num_slots / _kv_shards(group, tp)
-    return total * math.ceil(model.num_layers / pp) / model.num_layers
+        seen = group.cached_tokens(tokens) if windows else tokens
+        values = group.head_dim if group.kind == "mla" else 2 * group.kv_heads_per_rank(tp) * group.head_dim
+        total += seen * num_slots * values * size * (group.kind != "state")
+    if model.indexer is not None:
+        total += tokens * model.indexer.cached_bytes_per_token
+    return (total + model.state_bytes / tp) * stage_share(model, pp)
 
 
 def kv_layer_slots(model: Model) -> tuple[int, ...]:
@@ -162,10 +169,6 @@ def kv_layer_slots(model: Model) -> tuple[int, ...]:
         return tuple(counts)
     size = min(counts)
     return tuple(math.ceil(count / size) * size for count in counts)
-
-
-def _kv_shards(group: AttentionGroup, tp: int) -> int:
-    return 1 if group.kind == "mla" else min(tp, max(1, group.num_kv_heads))
 
 
 def capacity_at_context(memory: InstanceMemory, model: Model, kv_dtype: str, context: int, *, tp: int, pp: int) -> int:

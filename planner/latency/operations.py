@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from splitplan.catalogs.links import Link
 from splitplan.catalogs.models import AttentionGroup, Model
+from splitplan.planner.latency.weights import stage_share
 from splitplan.profiler.profile import Timed
 
 FloatArray = NDArray[np.float64]
@@ -112,7 +113,7 @@ class Stage:
     @property
     def layer_share(self) -> float:
         """The fullest stage's layers as a share of all."""
-        return math.ceil(self.model.num_layers / self.pp) / self.model.num_layers
+        return stage_share(self.model, self.pp)
 
     @property
     def num_layers(self) -> float:
@@ -130,7 +131,7 @@ class Stage:
 
     def kv_heads(self, group: AttentionGroup) -> int:
         """KV heads of a rank; replicated when there are fewer than ranks."""
-        return max(1, group.num_kv_heads // self.tp)
+        return max(1, group.kv_heads_per_rank(self.tp))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ def _projection_operations(
 def _mlp_operations(stage: Stage, ops: OpSource, link: Link, tokens: FloatArray) -> Iterator[Operation]:
     model, share = stage.model, stage.layer_share
     moe_layers = model.moe.num_moe_layers if model.moe else 0
-    dense_layers = (model.num_layers - moe_layers) * share
+    dense_layers = model.num_dense_mlp_layers * share
     if dense_layers:
         yield from _dense_mlp(stage, ops, "mlp", model.intermediate_size, dense_layers, tokens)
     if model.moe is None:
@@ -192,7 +193,7 @@ def _mlp_operations(stage: Stage, ops: OpSource, link: Link, tokens: FloatArray)
         count,
         ops.moe(
             tokens,
-            hidden=model.hidden_size,
+            hidden=moe.latent_size or model.hidden_size,
             inter=moe.moe_intermediate_size,
             topk=moe.experts_per_token,
             num_experts=moe.num_experts,
@@ -205,8 +206,7 @@ def _mlp_operations(stage: Stage, ops: OpSource, link: Link, tokens: FloatArray)
         sent = tokens * moe.experts_per_token * model.hidden_size * ACTIVATION_BYTES / stage.ep
         yield Operation("expert all-to-all", 2 * count, ops.all_to_all(sent, stage.ep, link))
     if moe.num_shared_experts:
-        width = moe.num_shared_experts * moe.moe_intermediate_size
-        yield from _dense_mlp(stage, ops, "shared experts", width, count, tokens)
+        yield from _dense_mlp(stage, ops, "shared experts", moe.shared_width, count, tokens)
 
 
 def _dense_mlp(

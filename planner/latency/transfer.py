@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from splitplan.catalogs.models import BYTES_PER_ELEMENT, AttentionGroup, Model
+from splitplan.catalogs.models import AttentionGroup, Model
+from splitplan.catalogs.parameters import element_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +56,13 @@ def kv_transfer(
     for group in model.attention:
         if group.kind == "state":
             continue
-        seen = tokens if group.window_tokens is None else min(tokens, group.window_tokens)
-        blocks = math.ceil(seen / block_tokens)
+        blocks = math.ceil(group.cached_tokens(tokens) / block_tokens)
         pieces, copies = _pieces_and_copies(group, prefill_tp, decode_tp)
-        per_token = kv_layer_bytes(model, group, kv_dtype)
+        per_token = group.cached_values_per_token * element_bytes(kv_dtype)
         num_bytes += blocks * block_tokens * per_token * group.num_layers * copies
         descriptors += blocks * pieces * group.num_layers
         layers += group.num_layers
     return KvTransfer(num_bytes, descriptors, layers, max(prefill_tp, decode_tp))
-
-
-def kv_layer_bytes(model: Model, group: AttentionGroup, kv_dtype: str) -> float:
-    """Bytes that one token takes in one layer of this group: 2·kv_heads·head_dim elements, or MLA's latent."""
-    size = BYTES_PER_ELEMENT[kv_dtype]
-    if group.kind == "mla" and model.mla is not None:
-        return (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * size
-    if group.kind == "state":
-        return 0.0
-    return 2.0 * group.num_kv_heads * group.head_dim * size
 
 
 def _pieces_and_copies(group: AttentionGroup, prefill_tp: int, decode_tp: int) -> tuple[int, float]:

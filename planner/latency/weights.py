@@ -2,92 +2,57 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from splitplan.catalogs.models import AttentionGroup, Model
+from splitplan.catalogs.parameters import element_bytes, weight_bytes_by_part
 
-from splitplan.catalogs.models import BYTES_PER_ELEMENT, AttentionGroup, Model
-
-UNQUANTISED_BYTES = 2.0
-"""Embeddings, LM head, router and norms stay in 16 bit whatever the linear layers are quantised to."""
-
-EXPERT_ONLY_DTYPES = ("mxfp4",)
-"""Formats that quantise the experts alone; attention and dense layers stay in 16 bit (gpt-oss)."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerParameters:
-    """Parameters of the layers of a model, summed over all of them, apart by how they are sharded."""
-
-    attention_sharded: float  # over tensor ranks
-    kv_projection: float  # over tensor ranks, but never below one KV head a rank
-    dense_mlp: float  # over tensor ranks
-    shared_experts: float  # over tensor ranks
-    experts: float  # over tensor or expert ranks
-    replicated: float  # router, low-rank MLA projections, norms
-
-
-def layer_parameters(model: Model) -> LayerParameters:
-    """Parameters by kind. What the dimensions do not account for (norms, biases, state layers) counts as attention."""
-    attention = kv_projection = replicated = 0.0
-    for group in model.attention:
-        sharded, kv, copied = _attention_parameters(model, group)
-        attention += group.num_layers * sharded
-        kv_projection += group.num_layers * kv
-        replicated += group.num_layers * copied
-    matrices = 3 if model.gated_mlp else 2
-    moe = model.moe
-    dense_layers = model.num_layers - (moe.num_moe_layers if moe else 0)
-    dense_mlp = dense_layers * matrices * model.hidden_size * model.intermediate_size
-    experts = shared = 0.0
-    if moe is not None:
-        one = matrices * model.hidden_size * moe.moe_intermediate_size
-        experts = moe.num_moe_layers * moe.num_experts * one
-        shared = moe.num_moe_layers * moe.num_shared_experts * one
-        replicated += moe.num_moe_layers * moe.num_experts * model.hidden_size
-    counted = attention + kv_projection + replicated + dense_mlp + experts + shared + vocabulary_parameters(model)
-    rest = max(0.0, model.total_parameters - counted)
-    return LayerParameters(attention + rest, kv_projection, dense_mlp, shared, experts, replicated)
-
-
-def _attention_parameters(model: Model, group: AttentionGroup) -> tuple[float, float, float]:
-    """(sharded, KV projection, replicated) parameters of one layer."""
-    hidden = model.hidden_size
-    if group.kind == "mla" and model.mla is not None:
-        mla = model.mla
-        query_dim = group.num_heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
-        query_in = mla.q_lora_rank or hidden
-        sharded = query_in * query_dim
-        sharded += mla.kv_lora_rank * group.num_heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-        sharded += group.num_heads * mla.v_head_dim * hidden
-        copied = hidden * ((mla.q_lora_rank or 0) + mla.kv_lora_rank + mla.qk_rope_head_dim)
-        return float(sharded), 0.0, float(copied)
-    if group.kind == "state":
-        return 0.0, 0.0, 0.0
-    query_and_output = 2.0 * hidden * group.num_heads * group.head_dim
-    return query_and_output, 2.0 * hidden * group.num_kv_heads * group.head_dim, 0.0
-
-
-def vocabulary_parameters(model: Model) -> float:
-    """Embedding and LM head together; a tied pair counts once."""
-    return float(model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2))
+REPLICATED_PARTS = ("router", "norms", "indexer")
+"""Small parts that every tensor rank holds whole."""
 
 
 def weight_bytes_per_gpu(model: Model, *, tp: int, pp: int, ep: int, weight_dtype: str) -> float:
     """Bytes of weights on the fullest GPU.
 
-    Layers divide over pipeline stages (the fullest stage has ⌈L/pp⌉), the embedding sits on the first stage and the LM
-    head on the last. KV projections are never cut below one head; experts divide over tp·(ep/tp) = max(tp, ep) ranks.
+    Layers divide over pipeline stages; the embedding sits on the first stage, the LM head on the last. KV projections
+    are never cut below one head, MLA's down projections not at all; experts divide over max(tp, ep) ranks. A vision
+    tower is loaded beside the text model, in 16 bit, over the tensor ranks.
     """
-    parameters = layer_parameters(model)
-    dense = BYTES_PER_ELEMENT[weight_dtype]
-    plain = max(UNQUANTISED_BYTES, dense)
-    linear = plain if weight_dtype in EXPERT_ONLY_DTYPES else dense
-    kv_heads = min((group.num_kv_heads for group in model.attention if group.kind != "state"), default=tp)
-    sharded = parameters.attention_sharded + parameters.dense_mlp + parameters.shared_experts
-    layers = linear * (sharded / tp + parameters.kv_projection / min(tp, max(1, kv_heads)))
-    layers += dense * parameters.experts / max(tp, ep) + plain * parameters.replicated
-    stage_share = math.ceil(model.num_layers / pp) / model.num_layers
-    vocabulary = plain * vocabulary_parameters(model) / tp
-    if pp > 1:
-        vocabulary /= 1 if model.tied_embeddings else 2
-    return layers * stage_share + vocabulary
+    parts = dict(weight_bytes_by_part(model, weight_dtype))
+    embedding, head = parts.pop("embedding") / tp, parts.pop("head") / tp
+    layers = sum(parts.pop(part) for part in REPLICATED_PARTS if part in parts)
+    layers += parts.pop("experts", 0.0) / max(tp, ep)
+    layers += parts.pop("attention") * attention_share(model, tp)
+    layers += sum(parts.values()) / tp
+    vision = model.vision_parameters * max(2.0, element_bytes(weight_dtype)) / tp
+    vocabulary = embedding + head if pp == 1 else max(embedding, head)
+    return layers * stage_share(model, pp) + vocabulary + vision
+
+
+def stage_share(model: Model, pp: int) -> float:
+    """Layers of the fullest pipeline stage as a share of all."""
+    return max(model.layers_per_stage(pp)) / model.num_layers
+
+
+def attention_share(model: Model, tp: int) -> float:
+    """Share of the attention weights on one tensor rank: 1/tp but for what is replicated."""
+    held = total = 0.0
+    for group in model.attention:
+        sharded, kv, replicated = _attention_split(model, group)
+        total += group.num_layers * (sharded + kv + replicated)
+        held += group.num_layers * (sharded / tp + kv / min(tp, max(1, group.num_kv_heads)) + replicated)
+    return held / total if total else 1.0 / tp
+
+
+def _attention_split(model: Model, group: AttentionGroup) -> tuple[float, float, float]:
+    """(query and output, keys and values, not sharded) parameters of one layer."""
+    hidden = model.hidden_size
+    if group.kind == "state":
+        return 0.0, 0.0, 0.0
+    if group.kind == "mla" and model.mla is not None:
+        mla = model.mla
+        key_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+        up = (mla.q_lora_rank or hidden) * key_dim + mla.kv_lora_rank * (mla.qk_nope_head_dim + mla.v_head_dim)
+        down = hidden * ((mla.q_lora_rank or 0) + mla.kv_lora_rank + mla.qk_rope_head_dim)
+        return float(group.num_heads * (up + mla.v_head_dim * hidden)), 0.0, float(down)
+    values = 1 if group.shares_key_and_value else 2
+    query_and_output = 2.0 * hidden * group.num_heads * group.head_dim
+    return query_and_output, float(values * hidden * group.num_kv_heads * group.head_dim), 0.0

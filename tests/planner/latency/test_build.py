@@ -134,7 +134,7 @@ def test_experts_replace_the_dense_mlp() -> None:
 
 def test_mla_projections_are_in_the_module_only() -> None:
     """Token tables of an MLA model hold no attention GEMM: the profile's module covers them."""
-    mla = dense_model(groups=(AttentionGroup(32, "mla", 32, 1, 128),), mla=Mla(None, 512, 64, 128, 128))
+    mla = dense_model(groups=(AttentionGroup(32, "mla", 32, 1, 576),), mla=Mla(None, 512, 64, 128, 128))
     assert build(mla).token_s[4096] < build().token_s[4096]
     assert build(mla).decode_attention_s[-1, -1] > 0
 

@@ -75,7 +75,7 @@ def test_a_window_moves_only_what_it_still_sees() -> None:
 
 def test_mla_moves_the_latent_once_a_rank() -> None:
     mla = Mla(None, 512, 64, 128, 128)
-    model = dense_model(groups=(AttentionGroup(32, "mla", 32, 1, 128),), mla=mla)
+    model = dense_model(groups=(AttentionGroup(32, "mla", 32, 1, 576),), mla=mla)
     assert transfer(model, decode_tp=1, prefill_tp=1).num_bytes == 2000 * 576 * 2 * 32
 
 

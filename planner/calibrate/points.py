@@ -1,0 +1,185 @@
+"""Measured end-to-end points from a CSV file: one row a configuration that somebody ran and published or logged.
+
+Columns: id, source, date, gpu, num_gpus, engine, engine_version, mode (static-batch, online-concurrency, online-rate,
+offline), model, dtype, kv_dtype, tp, pp, isl, osl, batch_or_concurrency, request_rate (req/s, or "inf"),
+ttft_ms_{mean,p50,p99}, tpot_ms_{mean,p50,p99}, output_tok_s, total_tok_s, req_s, notes, replicas, inferred_fields,
+quality, source_group. Empty cells are unknown. Throughput is of the whole system.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from splitplan.catalogs.documents import read_text
+from splitplan.catalogs.errors import DocumentError, Problem, nearest_names, shorten
+
+Mode = Literal["static-batch", "online-concurrency", "online-rate", "offline"]
+MODES: tuple[Mode, ...] = ("static-batch", "online-concurrency", "online-rate", "offline")
+REQUIRED_COLUMNS = ("gpu", "engine", "mode", "model", "tp", "isl", "osl")
+MAX_FILE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """One latency as published: whichever statistics the source gives, in seconds."""
+
+    mean_s: float | None = None
+    p50_s: float | None = None
+    p99_s: float | None = None
+
+    @property
+    def central(self) -> tuple[Literal["mean", "p50"], float] | None:
+        """The statistic to score: the mean where given (robust to define), else the median."""
+        if self.mean_s is not None:
+            return "mean", self.mean_s
+        return None if self.p50_s is None else ("p50", self.p50_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured configuration. Lengths are means where the source's lengths vary."""
+
+    id: str
+    line: int
+    source_group: str
+    date: str
+    gpu: str
+    num_gpus: int
+    engine: str
+    engine_version: str
+    mode: Mode
+    model: str
+    weight_dtype: str  # "" when not stated
+    kv_dtype: str
+    tp: int
+    pp: int
+    replicas: int
+    input_tokens: float
+    output_tokens: float
+    concurrency: int | None  # users, or the static batch
+    rate_req_per_s: float | None  # math.inf: all at once
+    ttft: Latency
+    tpot: Latency
+    output_tokens_per_s: float | None
+    notes: str
+    quality: str
+
+
+def read_points(path: str | Path) -> list[Point]:
+    """Points of one CSV file; raises DocumentError with every row that cannot be read (up to its problem list)."""
+    text = read_text(path, "measurements", max_bytes=MAX_FILE_BYTES)
+    reader = csv.DictReader(io.StringIO(text))
+    header = list(reader.fieldnames or [])
+    missing = [name for name in REQUIRED_COLUMNS if name not in header]
+    if missing:
+        hints = [f"{name} (found {near[0]})" if (near := nearest_names(name, header)) else name for name in missing]
+        raise DocumentError(
+            Problem(
+                f"missing column{'s' if len(missing) > 1 else ''} {', '.join(hints)}",
+                f"{path}:1",
+                expected="a CSV file of measured points",
+                next_step="see docs/accuracy.md for the columns",
+            )
+        )
+    points: list[Point] = []
+    problems: list[Problem] = []
+    for row in reader:
+        try:
+            points.append(_point(row, reader.line_num))
+        except _BadCellError as bad:
+            problems.append(Problem(bad.message, f"{path}:{reader.line_num}", bad.column, bad.expected))
+    if problems:
+        raise DocumentError(problems)
+    if not points:
+        raise DocumentError(Problem("no rows", str(path), expected="at least one measured point"))
+    return points
+
+
+class _BadCellError(Exception):
+    def __init__(self, column: str, message: str, expected: str) -> None:
+        super().__init__(message)
+        self.column, self.message, self.expected = column, message, expected
+
+
+def _point(row: Mapping[str, str | None], line: int) -> Point:
+    mode = _text(row, "mode")
+    if mode not in MODES:
+        raise _BadCellError("mode", f"is {shorten(repr(mode), 40)}", " | ".join(MODES))
+    tp, pp = _count(row, "tp") or 1, _count(row, "pp") or 1
+    replicas = _count(row, "replicas") or 1
+    rate = _number(row, "request_rate", allow_inf=True)
+    return Point(
+        id=_text(row, "id") or f"row-{line}",
+        line=line,
+        source_group=_text(row, "source_group") or _text(row, "source") or "this file",
+        date=_text(row, "date"),
+        gpu=_text(row, "gpu"),
+        num_gpus=_count(row, "num_gpus") or tp * pp * replicas,
+        engine=_text(row, "engine"),
+        engine_version=_text(row, "engine_version"),
+        mode=next(known for known in MODES if known == mode),
+        model=_text(row, "model"),
+        weight_dtype=_text(row, "dtype"),
+        kv_dtype=_text(row, "kv_dtype"),
+        tp=tp,
+        pp=pp,
+        replicas=replicas,
+        input_tokens=_positive(row, "isl"),
+        output_tokens=_positive(row, "osl"),
+        concurrency=_count(row, "batch_or_concurrency"),
+        rate_req_per_s=rate,
+        ttft=_latency(row, "ttft"),
+        tpot=_latency(row, "tpot"),
+        output_tokens_per_s=_number(row, "output_tok_s"),
+        notes=_text(row, "notes"),
+        quality=_text(row, "quality"),
+    )
+
+
+def _latency(row: Mapping[str, str | None], name: str) -> Latency:
+    mean, p50, p99 = (_number(row, f"{name}_ms_{statistic}") for statistic in ("mean", "p50", "p99"))
+    return Latency(*(None if value is None else value * 1e-3 for value in (mean, p50, p99)))
+
+
+def _text(row: Mapping[str, str | None], column: str) -> str:
+    return (row.get(column) or "").strip()
+
+
+def _number(row: Mapping[str, str | None], column: str, *, allow_inf: bool = False) -> float | None:
+    text = _text(row, column)
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        raise _BadCellError(column, f"is {shorten(repr(text), 40)}", "a number") from None
+    if math.isnan(value) or value < 0 or (math.isinf(value) and not allow_inf):
+        raise _BadCellError(column, f"is {text}", "a number of at least 0")
+    return value
+
+
+def _positive(row: Mapping[str, str | None], column: str) -> float:
+    value = _number(row, column)
+    if value is None or value <= 0:
+        raise _BadCellError(column, "is empty" if value is None else f"is {value:g}", "a number above 0, in tokens")
+    return value
+
+
+def _count(row: Mapping[str, str | None], column: str) -> int | None:
+    value = _number(row, column)
+    if value is None:
+        return None
+    if value != round(value) or value < 1:
+        raise _BadCellError(column, f"is {value:g}", "a whole number of at least 1")
+    return int(value)
+
+
+def group_names(points: Sequence[Point]) -> list[str]:
+    """Source groups in order of first appearance: the unit of cross-validation."""
+    return list(dict.fromkeys(point.source_group for point in points))
