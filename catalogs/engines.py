@@ -8,8 +8,30 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
+from splitplan.catalogs.connector_rules import connector_name, connector_problems
+from splitplan.catalogs.engine_rules import (
+    common_attention_backend,
+    default_attention_backend,
+    effective_block_tokens,
+    instance_problems,
+    needs_weight_only_kernels,
+)
 from splitplan.catalogs.errors import InputError, Problem, UnknownNameError, shorten
 from splitplan.catalogs.reader import CATALOG_DIR, fold, read_catalog
+
+__all__ = [
+    "Engine",
+    "EngineSide",
+    "common_attention_backend",
+    "connector_name",
+    "connector_problems",
+    "default_attention_backend",
+    "effective_block_tokens",
+    "find_engine",
+    "instance_problems",
+    "load_engines",
+    "needs_weight_only_kernels",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +66,13 @@ class EngineSide:
     weight_dtype: str
     kv_dtype: str
     block_tokens: int
-    attention_backend: str
+    attention_backend: str  # "": the engine's default on that GPU
     engine_version: str
+    expert_parallel: int = 1
+    context_parallel: int = 1
+    hybrid_kv_cache: bool = True  # vLLM: --disable-hybrid-kv-cache-manager turns it off
+    speculative: str = ""  # the speculative configuration, as text
+    transfer_mode: str = "pull"  # "pull" or "push"
 
 
 @cache

@@ -169,6 +169,7 @@ class Model:
     indexer: Indexer | None = None
     dense_mlp_layers: int | None = None  # None: every layer that is not MoE
     quantized_parts: tuple[str, ...] = ()  # for weight_dtype, where not the usual parts
+    attention_sinks: bool = False  # one learned sink logit per head; not every attention kernel knows them
     mtp_layers: int = 0  # multi-token-prediction modules that ship with it; not counted
     vision_parameters: int = 0  # a vision tower that engines load beside it; not counted in total_parameters
     published_parameters: int | None = None
@@ -318,7 +319,7 @@ def _model(name: str, entry: Mapping[str, Any]) -> Model:
             "published_source",
         ),
     )
-    optional = ("dense_mlp_layers", "mtp_layers", "vision_parameters", "published_includes_vision")
+    optional = ("attention_sinks", "dense_mlp_layers", "mtp_layers", "vision_parameters", "published_includes_vision")
     return counted(
         Model(
             name=name,
