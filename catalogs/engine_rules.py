@@ -144,7 +144,8 @@ def _engine_runs_on_device(engine: Engine, model: Model, gpu: Gpu, side: EngineS
     if gpu.architecture == "CPU" and engine.base != "vllm":
         return f"{engine.name} has no CPU build that can be relied on: use vllm"
     if gpu.vendor == "NVIDIA" and gpu.compute_capability_number < LEAST_SERVED_CAPABILITY:
-        return f"{engine.name} {engine.version} needs compute capability 7.5, {gpu.name} has {gpu.compute_capability}: use T4 or newer"
+        needs = f"{engine.name} {engine.version} needs compute capability {LEAST_SERVED_CAPABILITY}"
+        return f"{needs}, {gpu.name} has {gpu.compute_capability}: use a newer GPU type"
     return None
 
 
