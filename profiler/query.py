@@ -1,0 +1,224 @@
+"""Operation times for the step model: the profile's tables where they reach, a roofline where they do not.
+
+All methods broadcast their array arguments and return `Timed`: seconds, and for each point where the number comes from.
+Shapes are those of one rank. An `OpTimes` builds its look-ups when they are first needed and keeps them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from splitplan.catalogs.gpus import Gpu
+from splitplan.catalogs.links import Link
+from splitplan.catalogs.models import Mla
+from splitplan.profiler.profile import Basis, Profile, Timed
+from splitplan.profiler.tables import gemm as gemm_tables
+from splitplan.profiler.tables.attention import DecodeTable, PrefillTable, Variant
+from splitplan.profiler.tables.collectives import CollectiveTable, modelled
+from splitplan.profiler.tables.mla import DEEPSEEK_V3_HIDDEN, MlaTable
+from splitplan.profiler.tables.moe import MoeShape, MoeTable
+from splitplan.profiler.tables.roofline import Roofline, attended_pairs
+
+FloatArray = NDArray[np.float64]
+
+DEFAULT_SKEW = "power_law_1.2"
+"""Routing of real traffic is skewed: a few experts take most tokens. "balanced" and "power_law_1.01" are milder."""
+
+
+class OpTimes:
+    """Times of one GPU's operations under one engine's kernels. `profile=None` is a roofline on datasheet facts."""
+
+    def __init__(self, profile: Profile | None, gpu: Gpu) -> None:
+        self.profile = profile
+        self.gpu = gpu
+        self.roofline = Roofline(gpu)
+        self._built: dict[tuple[str, str], Any] = {}
+
+    # Products
+
+    def gemm(self, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str = "bf16") -> Timed:
+        """C[m, n] = A[m, k] · B[k, n] with weights B of `dtype`; fp8 includes casting A with a known scale.
+
+        Weight-only formats (int4, mxfp4, nvfp4) have no dense table anywhere: their bytes are theirs, their FLOP
+        bf16's, and the correction is that of the bf16 table; EXTRAPOLATED.
+        """
+        m, n, k = _broadcast(m, n, k)
+        table_dtype = self._gemm_dtype(dtype)
+        if table_dtype is None:
+            return _assumed(self.roofline.gemm(m, n, k, dtype))
+        timed: Timed = self._gemm_table(table_dtype).query(m, n, k)
+        if table_dtype == dtype:
+            return timed
+        ratio = self.roofline.gemm(m, n, k, dtype) / self.roofline.gemm(m, n, k, table_dtype)
+        return _at_best(Timed(timed.seconds * ratio, timed.basis), Basis.EXTRAPOLATED)
+
+    def _gemm_dtype(self, dtype: str) -> str | None:
+        """The dtype whose table stands for `dtype`."""
+        stand_ins = {"fp16": "bf16", "fp8": "fp8_block", "fp8_block": "fp8"}
+        for name in (dtype, stand_ins.get(dtype, "bf16"), "bf16", "fp16"):
+            if self._gemm_table(name) is not None:
+                return name
+        return None
+
+    def _gemm_table(self, dtype: str) -> Any:
+        return self._build("gemm", dtype, lambda table: gemm_tables.build(table, dtype, self.roofline))
+
+    # Attention
+
+    def prefill_attention(
+        self, new: ArrayLike, past: ArrayLike = 0, *, batch: ArrayLike = 1, heads: int, kv_heads: int, head_dim: int,
+        window: int | None = None, kv_dtype: str = "bf16",
+    ) -> Timed:  # fmt: skip
+        """Causal attention of `batch` sequences of `new` tokens after `past` ones each."""
+        new_, past_, batch_ = _broadcast(new, past, batch)
+        variant = Variant(kv_dtype, head_dim, window or 0)
+        table = self._build("prefill_attention", "", lambda rows: PrefillTable(rows, self.roofline))
+        if table is None:
+            return _assumed(
+                self.roofline.prefill_attention(
+                    new_, past_, batch_, heads, kv_heads, head_dim, variant.window, kv_dtype
+                )
+            )
+        timed: Timed = table.query(new_, past_, batch_, (heads, kv_heads), variant)
+        return timed
+
+    def decode_attention(
+        self, batch: ArrayLike, context: ArrayLike, *, heads: int, kv_heads: int, head_dim: int,
+        window: int | None = None, kv_dtype: str = "bf16",
+    ) -> Timed:  # fmt: skip
+        """One token of each of `batch` sequences over `context` tokens, itself included."""
+        batch_, context_ = _broadcast(batch, context)
+        variant = Variant(kv_dtype, head_dim, window or 0)
+        table = self._build("decode_attention", "", lambda rows: DecodeTable(rows, self.roofline))
+        if table is None:
+            return _assumed(
+                self.roofline.decode_attention(batch_, context_, heads, kv_heads, head_dim, variant.window, kv_dtype)
+            )
+        timed: Timed = table.query(batch_, context_, (heads, kv_heads), variant)
+        return timed
+
+    def mla_prefill(
+        self, new: ArrayLike, past: ArrayLike = 0, *, batch: ArrayLike = 1, heads: int, mla: Mla, dtype: str = "bf16",
+        kv_dtype: str = "bf16", hidden: int = DEEPSEEK_V3_HIDDEN,
+    ) -> Timed:  # fmt: skip
+        """The whole attention block with its projections (queries, latent, up-projections, output)."""
+        new_, past_, batch_ = _broadcast(new, past, batch)
+        return self._mla("mla_prefill", new_, past_, batch_, heads, hidden, mla, dtype, kv_dtype)
+
+    def mla_decode(
+        self, batch: ArrayLike, context: ArrayLike, *, heads: int, mla: Mla, dtype: str = "bf16",
+        kv_dtype: str = "bf16", hidden: int = DEEPSEEK_V3_HIDDEN,
+    ) -> Timed:  # fmt: skip
+        """The whole attention block with its projections, for one token of each sequence."""
+        batch_, context_ = _broadcast(batch, context)
+        return self._mla(
+            "mla_decode", np.ones_like(batch_), context_ - 1.0, batch_, heads, hidden, mla, dtype, kv_dtype
+        )
+
+    def _mla(
+        self, family: str, new: FloatArray, past: FloatArray, batch: FloatArray, heads: int, hidden: int, mla: Mla,
+        dtype: str, kv_dtype: str,
+    ) -> Timed:  # fmt: skip
+        table = self._build(family, "", lambda rows: MlaTable(rows, self.roofline))
+        if table is None:
+            pairs, cached = batch * attended_pairs(new, past, 0), batch * (new + past)
+            absorbed = family == "mla_decode"
+            return _assumed(
+                self.roofline.mla_block(
+                    batch * new, pairs, cached, heads, hidden, mla, dtype, kv_dtype, absorbed=absorbed
+                )
+            )
+        timed: Timed = table.query(new, past, batch, heads, hidden, mla, dtype, kv_dtype)
+        return timed
+
+    # Experts
+
+    def moe(
+        self, tokens: ArrayLike, *, hidden: int, inter: int, topk: int, num_experts: int, tp: int = 1, ep: int = 1,
+        dtype: str = "bf16", distribution: str = DEFAULT_SKEW,
+    ) -> Timed:  # fmt: skip
+        """Routed experts of one layer on the busiest rank; `tokens` enter over the whole expert-parallel group.
+
+        `distribution` is the routing skew: "power_law" (the default of the tables, exponent 1.2), "power_law_1.01"
+        or "balanced".
+        """
+        (tokens_,) = _broadcast(tokens)
+        skew = DEFAULT_SKEW if distribution == "power_law" else distribution
+        table = self._build("moe", "", lambda rows: MoeTable(rows, self.roofline))
+        if table is None:
+            return _assumed(self.roofline.moe(tokens_, hidden, inter, topk, num_experts, tp, ep, dtype))
+        timed: Timed = table.query(tokens_, MoeShape(dtype, skew, hidden, inter, topk, num_experts, tp, ep))
+        return timed
+
+    # Collectives
+
+    def all_reduce(self, num_bytes: ArrayLike, ranks: int, link: Link, *, how: str = "graph") -> Timed:
+        """Sum of `num_bytes` on each of `ranks`; `how` is "graph" (replayed), "eager" (launched) or "nccl"."""
+        return self._collective("all_reduce", num_bytes, ranks, link, how)
+
+    def all_gather(self, num_bytes: ArrayLike, ranks: int, link: Link) -> Timed:
+        """`num_bytes` is what each rank ends with."""
+        return self._collective("all_gather", num_bytes, ranks, link, "nccl")
+
+    def reduce_scatter(self, num_bytes: ArrayLike, ranks: int, link: Link) -> Timed:
+        """`num_bytes` is what each rank starts with."""
+        return self._collective("reduce_scatter", num_bytes, ranks, link, "nccl")
+
+    def all_to_all(self, num_bytes: ArrayLike, ranks: int, link: Link) -> Timed:
+        """`num_bytes` is what each rank starts with."""
+        return self._collective("all_to_all", num_bytes, ranks, link, "nccl")
+
+    def send(self, num_bytes: ArrayLike, ranks: int, link: Link) -> Timed:
+        """From one rank to the next: one pipeline hand-off. `ranks` is not used but to be 1 for none."""
+        return self._collective("send", num_bytes, ranks, link, "nccl")
+
+    def host_class(self, ranks: int, link: Link) -> str | None:
+        """Which measured host the all-reduce over this link is read from: "" for NVLink, a class of PCIe host, None."""
+        table = self._collective_table("all_reduce")
+        return None if table is None else table.host_class(ranks, link)
+
+    def _collective(self, family: str, num_bytes: ArrayLike, ranks: int, link: Link, how: str) -> Timed:
+        (size,) = _broadcast(num_bytes)
+        if ranks <= 1:
+            return Timed(np.zeros(size.shape), np.full(size.shape, Basis.MEASURED, dtype=np.uint8))
+        table = self._collective_table(family)
+        timed = None if table is None else table.query(np.maximum(size, 1.0), ranks, link, how)
+        return modelled(family, size, ranks, link) if timed is None else timed
+
+    def _collective_table(self, family: str) -> CollectiveTable | None:
+        table: CollectiveTable | None = self._build(family, "", lambda rows: CollectiveTable(rows, self._own_link()))
+        return table
+
+    def _own_link(self) -> Link | None:
+        from splitplan.catalogs.links import find_link
+
+        return find_link(self.gpu.nvlink) if self.gpu.nvlink else None
+
+    # Memory-bound
+
+    def elementwise(self, num_bytes: ArrayLike) -> Timed:
+        """Norms, activations, rotary embedding: `num_bytes` read and written."""
+        (size,) = _broadcast(num_bytes)
+        return _assumed(self.roofline.elementwise(size))
+
+    def _build(self, family: str, part: str, make: Any) -> Any:
+        key = (family, part)
+        if key not in self._built:
+            rows = None if self.profile is None or family not in self.profile.tables else self.profile.tables[family]
+            self._built[key] = None if rows is None else make(rows)
+        return self._built[key]
+
+
+def _broadcast(*sizes: ArrayLike) -> list[FloatArray]:
+    return [np.asarray(size) for size in np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in sizes))]
+
+
+def _assumed(seconds: FloatArray) -> Timed:
+    return Timed(np.asarray(seconds), np.full(np.shape(seconds), Basis.ASSUMED, dtype=np.uint8))
+
+
+def _at_best(timed: Timed, floor: Basis) -> Timed:
+    return Timed(timed.seconds, np.maximum(timed.basis, np.uint8(floor)).astype(np.uint8))

@@ -1,0 +1,119 @@
+"""GEMM times from a table on a fixed grid of (n, k), each with its own staircase in m.
+
+Real shapes fall between the grid's n and k. What is interpolated, in the logarithms of n and k, is the correction
+log(measured / reference), where the reference is a roofline, so that bytes and FLOP of the asked shape are right by
+construction. Along n the staircase has to move: a product of few columns fills the chip in the same number of waves as
+one of many columns and fewer rows, so for a compute-bound product the neighbour at n' is read at m' = m · n / n', where
+it has as many output tiles, and not at m. Small products are read at m.
+
+A table that names the tile edges (…, 256, 257, 512, 513, …) is interpolated between them, and so on the stairs. One
+that does not (A100) takes its stairs from the reference: whole waves of output tiles over the chip's multiprocessors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitplan.profiler.profile import OpTable, Timed
+from splitplan.profiler.tables.grid import Place, basis_of, fill_last_axis, pivot, place
+from splitplan.profiler.tables.roofline import GEMM_LAUNCH_S, Roofline, corner
+
+FloatArray = NDArray[np.float64]
+
+TILES = (
+    (64, 64, 0.50),
+    (64, 128, 0.65),
+    (128, 64, 0.65),
+    (128, 128, 0.85),
+    (64, 256, 0.85),
+    (128, 256, 1.0),
+    (256, 128, 1.0),
+)
+"""(rows, columns, share of the peak rate) of the output tiles libraries choose from; the fastest is taken."""
+
+TILE_PROLOGUE_K = 64.0  # filling the pipeline costs about one more 64-deep slice of k
+ISO_TILE_FROM_M, ISO_TILE_TO_M = 256.0, 1024.0  # from reading neighbours at m to reading them at m · n / n'
+
+
+@dataclass(frozen=True, slots=True)
+class GemmTable:
+    """One dtype's grid of corrections."""
+
+    roofline: Roofline
+    dtype: str
+    log_n: FloatArray
+    log_k: FloatArray
+    log_m: FloatArray
+    corrections: FloatArray  # [n, k, m], log(measured / reference); gaps filled
+    measured: NDArray[np.bool_]  # [n, k, m]
+    stairs: bool  # the reference has the stairs, because the table does not
+
+    def query(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Timed:
+        """Seconds of C[m, n] = A[m, k] · B[k, n]; the arrays have one shape."""
+        log_m, log_n = np.log(m), np.log(n)
+        at_n, at_k = place(self.log_n, log_n), place(self.log_k, np.log(k))
+        correction = np.zeros(m.shape)
+        for side in (0, 1):
+            weight = at_n.weight if side else 1.0 - at_n.weight
+            rows = np.minimum(at_n.low + side, len(self.log_n) - 1)
+            correction += weight * self._along_m(rows, at_k, log_m, log_n)
+        seconds = reference(self.roofline, m, n, k, self.dtype, stairs=self.stairs) * np.exp(correction)
+        return Timed(seconds, basis_of([at_n, at_k, place(self.log_m, log_m)], self.measured))
+
+    def _along_m(self, rows: NDArray[np.intp], at_k: Place, log_m: FloatArray, log_n: FloatArray) -> FloatArray:
+        """The correction of grid row `rows`, blended between m itself and the m of as many output tiles."""
+        shifted = log_m + log_n - self.log_n[rows]
+        iso = np.clip((log_m - np.log(ISO_TILE_FROM_M)) / np.log(ISO_TILE_TO_M / ISO_TILE_FROM_M), 0.0, 1.0)
+        blended = (1.0 - iso) * self._read(rows, at_k, log_m) + iso * self._read(rows, at_k, shifted)
+        return np.asarray(blended)
+
+    def _read(self, rows: NDArray[np.intp], at_k: Place, log_m: FloatArray) -> FloatArray:
+        at_m = place(self.log_m, log_m)
+        total = np.zeros(log_m.shape)
+        for k_side in (0, 1):
+            k_weight = at_k.weight if k_side else 1.0 - at_k.weight
+            columns = np.minimum(at_k.low + k_side, len(self.log_k) - 1)
+            low = self.corrections[rows, columns, at_m.low]
+            high = self.corrections[rows, columns, np.minimum(at_m.low + 1, len(self.log_m) - 1)]
+            total += k_weight * (low + at_m.weight * (high - low))
+        return total
+
+
+def build(table: OpTable, dtype: str, roofline: Roofline) -> GemmTable | None:
+    """The grid of one dtype, or None where the table has no row of it."""
+    rows = table.keys["dtype"] == dtype
+    if not rows.any():
+        return None
+    (n, k, m), seconds = pivot([table.keys[name][rows] for name in ("n", "k", "m")], table.seconds[rows])
+    stairs = not _names_tile_edges(m)
+    base = reference(roofline, m[None, None, :], n[:, None, None], k[None, :, None], dtype, stairs=stairs)
+    log_m = np.log(m)
+    corrections = fill_last_axis(np.log(seconds / base), log_m)
+    return GemmTable(roofline, dtype, np.log(n), np.log(k), log_m, corrections, ~np.isnan(seconds), stairs)
+
+
+def reference(
+    roofline: Roofline, m: FloatArray, n: FloatArray, k: FloatArray, dtype: str, *, stairs: bool
+) -> FloatArray:
+    """The roofline, with the compute part in whole waves of output tiles if asked."""
+    memory_s, compute_s = roofline.gemm_parts(m, n, k, dtype)
+    if stairs:
+        compute_s = compute_s * _wave_waste(roofline.gpu.sm_count, m, n, k)
+    return GEMM_LAUNCH_S + corner(memory_s, compute_s)
+
+
+def _wave_waste(sm_count: int, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
+    """How much longer whole waves of whole tiles take than the bare FLOP, ≥ 1, under the best tile."""
+    best = np.full(np.broadcast_shapes(np.shape(m), np.shape(n), np.shape(k)), np.inf)
+    for rows, columns, share in TILES:
+        tiles = np.ceil(m / rows) * np.ceil(n / columns)
+        computed = np.ceil(tiles / sm_count) * sm_count * rows * columns
+        best = np.minimum(best, computed / (m * n) / share)
+    return np.asarray(best * (k + TILE_PROLOGUE_K) / k)
+
+
+def _names_tile_edges(m: FloatArray) -> bool:
+    return bool(np.any(np.diff(m[m > 128]) == 1))

@@ -1,0 +1,91 @@
+"""Times of routed experts, by model shape, parallelism and tokens.
+
+A shape that was measured is interpolated in tokens. Another is read as corrections to the roofline from the nearest
+measured one: experts, experts per token, sizes; and so is a parallelism that was not measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitplan.profiler.profile import Basis, OpTable, Timed
+from splitplan.profiler.tables.grid import place
+from splitplan.profiler.tables.roofline import Roofline, element_bytes
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class MoeShape:
+    """One expert layer on one rank. `inter` is the whole expert's; `tp` and `ep` divide experts and their sizes."""
+
+    dtype: str
+    distribution: str
+    hidden: int
+    inter: int
+    topk: int
+    num_experts: int
+    tp: int
+    ep: int
+
+    def sizes(self) -> tuple[int, int, int, int, int, int]:
+        """What the roofline asks for."""
+        return self.hidden, self.inter, self.topk, self.num_experts, self.tp, self.ep
+
+
+@dataclass(slots=True)
+class MoeTable:
+    """Lines of corrections over tokens, one for each measured shape."""
+
+    table: OpTable
+    roofline: Roofline
+    _rows: dict[MoeShape, slice] = field(init=False)
+
+    def __post_init__(self) -> None:
+        keys = self.table.keys
+        names = ("dtype", "distribution", "hidden", "inter", "topk", "num_experts", "tp", "ep")
+        changed = np.any([keys[name][1:] != keys[name][:-1] for name in names], axis=0)
+        starts = np.concatenate([[0], np.flatnonzero(changed) + 1, [len(self.table)]])
+        self._rows = {
+            MoeShape(*(keys[name][start].item() for name in names)): slice(start, end)
+            for start, end in pairwise(starts.tolist())
+        }
+
+    def query(self, tokens: FloatArray, wanted: MoeShape) -> Timed:
+        """Seconds for `tokens` entering the layer over the whole expert-parallel group."""
+        used = self.nearest(wanted)
+        rows = self._rows[used]
+        knots = self.table.keys["tokens"][rows].astype(np.float64)
+        base = self.roofline.moe(knots, *used.sizes(), used.dtype)
+        corrections = np.log(self.table.seconds[rows] / base)
+        at = place(np.log(knots), np.log(tokens))
+        high = np.minimum(at.low + 1, len(knots) - 1)
+        correction = corrections[at.low] + at.weight * (corrections[high] - corrections[at.low])
+        seconds = self.roofline.moe(tokens, *wanted.sizes(), wanted.dtype) * np.exp(correction)
+        measured = np.where(at.on_knot, Basis.MEASURED, np.where(at.inside, Basis.INTERPOLATED, Basis.EXTRAPOLATED))
+        floor = Basis.MEASURED if used == wanted else Basis.EXTRAPOLATED
+        return Timed(seconds, np.maximum(measured, floor).astype(np.uint8))
+
+    def nearest(self, wanted: MoeShape) -> MoeShape:
+        """The measured shape to read."""
+        if wanted in self._rows:
+            return wanted
+        return min(self._rows, key=lambda shape: (_distance(shape, wanted), repr(shape)))
+
+
+def _distance(shape: MoeShape, wanted: MoeShape) -> float:
+    """In logarithms: work per rank and experts per rank matter most, then dtype and skew."""
+    ours, theirs = np.array(shape.sizes(), dtype=float), np.array(wanted.sizes(), dtype=float)
+    per_rank = abs(np.log((ours[1] / ours[4]) / (theirs[1] / theirs[4])))
+    local = abs(np.log((ours[3] / ours[5]) / (theirs[3] / theirs[5])))
+    shape_distance = (
+        abs(np.log(ours[0] / theirs[0])) + abs(np.log(ours[2] / theirs[2])) + abs(np.log(ours[3] / theirs[3]))
+    )
+    dtypes = 2.0 * abs(np.log(element_bytes(shape.dtype) / element_bytes(wanted.dtype))) + 0.5 * (
+        shape.dtype != wanted.dtype
+    )
+    return float(per_rank + local + shape_distance + dtypes + 0.7 * (shape.distribution != wanted.distribution))
