@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from splitplan.planner.latency.step import StepModel
 
 Role = Literal["prefill", "decode", "colocated"]
+Reach = Literal["node", "rack", "fleet"]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "colocated")
 
 
@@ -38,6 +39,8 @@ class Column:
     watts: float  # of all its GPUs, at the planned load
     step: StepModel
     attention_backend: str = ""
+    transfer_reach: Reach = "fleet"  # how far its TTFT budget lets its KV travel: near and far are two columns
+    gpu_link: str = ""  # host kind it was computed for: catalog link between the GPUs; "" fits every host of the GPU
 
     @property
     def num_gpus(self) -> int:

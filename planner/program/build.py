@@ -1,0 +1,273 @@
+"""The program: which instances to run where, and who serves what.
+
+Sets
+    b ∈ B        request classes
+    c ∈ C        columns: kinds of instance, C = prefill ∪ decode ∪ colocated
+    ℓ ∈ L        locations: one host, or the identical hosts of one rack
+    v            vertices of the link tree: locations, racks ρ, pods, the spine; P(v) is the parent of v
+    k ∈ K        kinds of KV flow: a family of prefill columns that may feed a family of decode columns
+    s ∈ S        services: the normal one, and one per failure that the plan must survive
+
+Variables
+    n[c,ℓ] ∈ ℤ₊          instances
+    q[F,p] ∈ ℤ₊          domains with F free GPUs cut by pattern p (only where sizes do not divide each other)
+    x[b,c,ℓ] ≥ 0         requests/s of class b that column c serves at ℓ (per service)
+    stay, up, down[b,k,v] ≥ 0   requests/s whose KV stays below v, leaves v upwards, comes from above (per service)
+    σ                    rate scale: served ÷ asked (fixed at 1 unless it is what is asked for)
+
+Constraints (in the order of `constraints.py`)
+    demand[b]            Σ_{c ∈ prefill ∪ colocated, ℓ} x[b,c,ℓ] = σ · rate_b
+    instance_time[c,ℓ]   Σ_b work[b,c] · x[b,c,ℓ] ≤ n[c,ℓ]             time, slots and KV tokens are inside work[b,c]
+    gpus_fit[ℓ,g]        Σ_{c: size ≥ g} (size_c / g) · n[c,ℓ] ≤ groups of g free GPUs at ℓ
+    kv_leaves[b,f,ℓ]     Σ_{c ∈ f} x[b,c,ℓ] = Σ_{k from f} stay + up
+    kv_arrives[b,f,ℓ]    Σ_{c ∈ f} x[b,c,ℓ] = Σ_{k to f} stay + down
+    kv_up[b,k,v]         Σ_{u: P(u) = v} up[b,k,u] = stay[b,k,v] + up[b,k,v]       and kv_down alike
+    nic, uplink, spine   Σ_{b,k} bytes[b,k] · up[b,k,v] ≤ safe share of line rate  and down alike
+    rack_power[ρ]        Σ_{c, ℓ ∈ ρ} watts_c · n[c,ℓ] ≤ limit − hosts
+    budget, power, share_per_rack
+
+Objective
+    cost     min Σ dollars_{c,ℓ} · n[c,ℓ], then fewest GPUs (one integer objective, see `objective.py`),
+    goodput  max σ, or Σ_b weight_b · served_b,
+    power    min Σ watts_{c,ℓ} · n[c,ℓ];
+    ties     most headroom (largest σ on the same money and GPUs), then fewest bytes across racks.
+
+The grouped relaxation merges all hosts of a kind into one location and forgets racks and links. It has no symmetric
+copies and solves in milliseconds; where its instance counts can be laid out in the real program, they are optimal there
+too, and its bound is the proof.
+
+Sizes that divide each other fill domains exactly whatever the order: each larger group uses a whole number of smaller
+ones, so counting groups per size is enough. A pipeline whose stages do not fit one domain takes one group per stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from splitplan.planner.columns.column import Column
+from splitplan.planner.program import constraints
+from splitplan.planner.program.linear import LinearModel
+from splitplan.planner.program.reduce import Families, families
+from splitplan.planner.program.types import ProgramInput
+from splitplan.planner.topology import Granularity, Location, choose_granularity, fleet_locations
+
+Vertex = tuple[str, str]  # ("location", name) | ("rack", name) | ("pod", name) | ("spine", "")
+FlowKey = tuple[int, int, Vertex]
+SPINE: Vertex = ("spine", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Atoms:
+    """What one instance takes at a location: `count` groups of `size` GPUs, each inside one NVLink domain."""
+
+    size: int
+    count: int
+
+
+@dataclass(slots=True)
+class Service:
+    """Rates and KV flows in one state of the fleet (all up, or one failure domain gone)."""
+
+    name: str
+    sigma: int
+    alive: frozenset[int]  # location indices
+    x: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    stay: dict[FlowKey, int] = field(default_factory=dict)
+    up: dict[FlowKey, int] = field(default_factory=dict)
+    down: dict[FlowKey, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Program:
+    """The model under construction and the meaning of its variables."""
+
+    problem: ProgramInput
+    columns: tuple[Column, ...]
+    granularity: Granularity
+    locations: tuple[Location, ...]
+    families: Families
+    parents: dict[Vertex, Vertex]
+    model: LinearModel
+    n: dict[tuple[int, int], int]
+    atoms: dict[tuple[int, int], Atoms]
+    services: list[Service]
+    served: list[int] = field(default_factory=list)  # per class, only for weighted goodput
+
+    @property
+    def normal(self) -> Service:
+        """The service with everything up."""
+        return self.services[0]
+
+
+def build_program(
+    problem: ProgramInput, columns: tuple[Column, ...], granularity: Granularity | None = None
+) -> Program:
+    """All variables and constraints, with σ fixed at 1 and no objective yet.
+
+    With granularity "fleet" the result is the grouped relaxation: it ignores where hosts of a kind stand.
+    """
+    granularity = granularity or program_granularity(problem, columns)
+    locations = fleet_locations(problem.fleet, granularity)
+    program = Program(
+        problem,
+        columns,
+        granularity,
+        locations,
+        families(columns, problem.pairs_allowed),
+        link_tree(locations),
+        LinearModel(),
+        {},
+        {},
+        [],
+    )
+    define_instances(program)
+    for name, alive in service_states(program):
+        define_service(program, name, alive)
+    constraints.define_gpus_fit(program)
+    constraints.define_rack_power(program)
+    constraints.define_totals(program)
+    for service in program.services:
+        constraints.define_demand(program, service)
+        constraints.define_instance_time(program, service)
+        constraints.define_kv_conservation(program, service)
+        constraints.define_bandwidth(program, service)
+    constraints.define_share_per_rack(program, program.normal)
+    return program
+
+
+def program_granularity(problem: ProgramInput, columns: tuple[Column, ...]) -> Granularity:
+    """Hosts one by one where that is affordable or needed; racks where a pipeline must span hosts."""
+    options = problem.options
+    if options.granularity:
+        return options.granularity
+    if options.survive == "node":
+        return "node"
+    widest: dict[str, int] = {}
+    for location in fleet_locations(problem.fleet, "node"):
+        widest[location.gpu] = max(widest.get(location.gpu, 0), *(domain.num_gpus for domain in location.domains))
+    if any(column.num_gpus > widest.get(column.gpu, column.num_gpus) for column in columns):
+        return "rack"
+    return choose_granularity(problem.fleet)
+
+
+def link_tree(locations: tuple[Location, ...]) -> dict[Vertex, Vertex]:
+    """Parent of every vertex below the spine."""
+    parents: dict[Vertex, Vertex] = {}
+    for location in locations:
+        rack: Vertex = ("rack", location.rack)
+        parents["location", location.name] = rack
+        parents[rack] = ("pod", location.pod) if location.pod else SPINE
+        if location.pod:
+            parents["pod", location.pod] = SPINE
+    return parents
+
+
+def atoms_at(column: Column, location: Location) -> Atoms | None:
+    """How an instance sits at a location, or None if it cannot."""
+    if column.gpu != location.gpu or column.gpu_link not in ("", location.gpu_link):
+        return None
+    if location.slots_of_size(column.num_gpus):
+        return Atoms(column.num_gpus, 1)
+    widest = max(domain.num_gpus for domain in location.domains)
+    if column.num_gpus > widest and location.slots_of_size(column.tensor_parallel) >= column.pipeline_parallel:
+        return Atoms(column.tensor_parallel, column.pipeline_parallel)
+    return None
+
+
+def define_instances(program: Program) -> None:
+    """n[c,ℓ] wherever an instance of the column can stand and some class can use it."""
+    for index, column in enumerate(program.columns):
+        if not np.any(np.isfinite(column.work_s_per_request)):
+            continue
+        for place, location in enumerate(program.locations):
+            atoms = atoms_at(column, location)
+            if atoms is None:
+                continue
+            most = location.slots_of_size(atoms.size) // atoms.count
+            name = f"instances[{column.name}, {location.name}]"
+            program.n[index, place] = program.model.add_variable(name, 0, most, integer=True)
+            program.atoms[index, place] = atoms
+
+
+def service_states(program: Program) -> list[tuple[str, frozenset[int]]]:
+    """The normal state, and one state per failure domain that holds a location."""
+    everything = frozenset(range(len(program.locations)))
+    states = [("", everything)]
+    domain_of: dict[str, Callable[[Location], str]] = {
+        "node": lambda location: location.name,
+        "rack": lambda location: location.rack,
+        "power-domain": lambda location: location.nodes[0].failure_domain,
+    }
+    if not program.problem.options.survive:
+        return states
+    naming = domain_of[program.problem.options.survive]
+    for name in dict.fromkeys(naming(location) for location in program.locations):
+        gone = frozenset(place for place in everything if naming(program.locations[place]) == name)
+        if name:
+            states.append((f" without {name}", everything - gone))
+    return states
+
+
+def define_service(program: Program, name: str, alive: frozenset[int]) -> None:
+    """x, stay, up and down of one state, and its σ (survival states share one)."""
+    model = program.model
+    if len(program.services) <= 1:
+        sigma = model.add_variable(f"rate_scale{name and ' in any failure'}", 1.0, 1.0)
+    else:
+        sigma = program.services[1].sigma
+    service = Service(name, sigma, alive)
+    for index, place in program.n:
+        column = program.columns[index]
+        for b in np.flatnonzero(np.isfinite(column.work_s_per_request) & (program.problem.rate_req_per_s > 0)):
+            if place in alive and (column.role == "colocated" or connects(program, index)):
+                label = f"rate[{program.problem.class_names[b]}, {column.name}, {program.locations[place].name}{name}]"
+                service.x[int(b), index, place] = model.add_variable(label)
+    define_flows(program, service)
+    program.services.append(service)
+
+
+def connects(program: Program, index: int) -> bool:
+    """Whether a prefill or decode column has anyone to exchange KV with."""
+    return any(index in kind.prefill or index in kind.decode for kind in program.families.kinds)
+
+
+def define_flows(program: Program, service: Service) -> None:
+    """stay, up and down, only where something can be sent and received and the flow's reach allows it."""
+    for number, kind in enumerate(program.families.kinds):
+        for b in range(len(program.problem.class_names)):
+            sources = {place for (cls, index, place) in service.x if cls == b and index in kind.prefill}
+            sinks = {place for (cls, index, place) in service.x if cls == b and index in kind.decode}
+            if sources and sinks:
+                _define_flow(program, service, b, number, sources, sinks)
+
+
+def _define_flow(program: Program, service: Service, b: int, number: int, sources: set[int], sinks: set[int]) -> None:
+    kind, add = program.families.kinds[number], program.model.add_variable
+    label = f"{program.problem.class_names[b]}, {kind.name}"
+    above: list[tuple[Vertex, bool, bool]] = []
+    for place in sorted(sources | sinks):
+        location = program.locations[place]
+        vertex: Vertex = ("location", location.name)
+        if location.one_host and place in sources and place in sinks:
+            service.stay[b, number, vertex] = add(f"kv_stays[{label}, {location.name}{service.name}]")
+        if kind.reach != "node":
+            above.append((vertex, place in sources, place in sinks))
+    while above:
+        parents: dict[Vertex, list[bool]] = {}
+        for vertex, sends, receives in above:
+            if vertex == SPINE or (kind.reach == "rack" and vertex[0] == "rack"):
+                continue
+            parent = program.parents[vertex]
+            flags = parents.setdefault(parent, [False, False])
+            flags[0], flags[1] = flags[0] or sends, flags[1] or receives
+            if sends:
+                service.up[b, number, vertex] = add(f"kv_up[{label}, {vertex[1]}{service.name}]")
+            if receives:
+                service.down[b, number, vertex] = add(f"kv_down[{label}, {vertex[1]}{service.name}]")
+        for parent, (sends, receives) in parents.items():
+            if sends and receives:
+                service.stay[b, number, parent] = add(f"kv_stays[{label}, {parent[1] or 'spine'}{service.name}]")
+        above = [(parent, sends, receives) for parent, (sends, receives) in parents.items()]

@@ -1,0 +1,247 @@
+"""The constraints of the program, one function each. The letters are those of `build.py`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from splitplan.planner.program.linear import Terms
+from splitplan.planner.spec.fleet import Rack
+
+if TYPE_CHECKING:
+    from splitplan.planner.program.build import FlowKey, Program, Service, Vertex
+
+
+def define_gpus_fit(program: Program) -> None:
+    """Groups of GPUs inside NVLink domains: per size where sizes divide each other, else by cutting patterns."""
+    for place, location in enumerate(program.locations):
+        sizes = sorted({atoms.size for (_, where), atoms in program.atoms.items() if where == place})
+        if _is_chain(sizes):
+            for size in sizes:
+                terms = [
+                    (program.n[index, where], float(atoms.count * (atoms.size // size)))
+                    for (index, where), atoms in program.atoms.items()
+                    if where == place and atoms.size >= size
+                ]
+                name = f"gpus_fit[{location.name}, groups of {size}]"
+                program.model.add_constraint(name, terms, "<=", location.slots_of_size(size))
+        else:
+            _define_patterns(program, place, sizes)
+
+
+def _is_chain(sizes: Sequence[int]) -> bool:
+    return all(large % small == 0 for small, large in pairwise(sizes))
+
+
+def _define_patterns(program: Program, place: int, sizes: list[int]) -> None:
+    location, model = program.locations[place], program.model
+    supply: dict[int, Terms] = {size: [] for size in sizes}
+    for free, many in sorted(Counter(domain.num_gpus for domain in location.domains).items()):
+        used: Terms = []
+        for pattern in cutting_patterns(free, tuple(sizes)):
+            text = "+".join(f"{times}x{size}" for size, times in zip(sizes, pattern, strict=True) if times)
+            variable = model.add_variable(f"cut[{location.name}, {free} as {text}]", 0, many, integer=True)
+            used.append((variable, 1.0))
+            for size, times in zip(sizes, pattern, strict=True):
+                supply[size].append((variable, -float(times)))
+        model.add_constraint(f"gpus_fit[{location.name}, domains of {free}]", used, "<=", many)
+    for size in sizes:
+        terms = [
+            (program.n[index, where], float(atoms.count))
+            for (index, where), atoms in program.atoms.items()
+            if where == place and atoms.size == size
+        ]
+        model.add_constraint(f"gpus_fit[{location.name}, groups of {size}]", [*terms, *supply[size]], "<=", 0)
+
+
+@lru_cache(maxsize=1024)
+def cutting_patterns(free: int, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """All maximal ways to cut `free` GPUs into groups of the given sizes, as counts per size."""
+    found: list[tuple[int, ...]] = []
+
+    def fill(position: int, left: int, counts: tuple[int, ...]) -> None:
+        if position < 0:
+            if left < min(sizes):
+                found.append(counts)
+            return
+        for times in range(left // sizes[position], -1, -1):
+            fill(position - 1, left - times * sizes[position], (times, *counts))
+
+    fill(len(sizes) - 1, free, ())
+    return tuple(found)
+
+
+def define_rack_power(program: Program) -> None:
+    """GPUs at their planned load, plus every host of the rack, stay within the rack's limit."""
+    for rack in program.problem.fleet.racks:
+        if rack.power_limit_watts is None:
+            continue
+        terms = [
+            (variable, program.columns[index].watts)
+            for (index, place), variable in program.n.items()
+            if program.locations[place].rack == rack.name
+        ]
+        if terms:
+            program.model.add_constraint(f"rack_power[{rack.name}]", terms, "<=", rack_gpu_watts(rack))
+
+
+def rack_gpu_watts(rack: Rack) -> float:
+    """What a rack's power limit leaves to its GPUs: hosts are on whether used or not."""
+    assert rack.power_limit_watts is not None
+    return max(0.0, rack.power_limit_watts - sum(node.host_watts for node in rack.nodes))
+
+
+def instance_usd_per_hour(program: Program, index: int, place: int) -> float:
+    """Dollars per hour of one instance at a location."""
+    return program.columns[index].num_gpus * program.locations[place].usd_per_gpu_hour
+
+
+def instance_watts(program: Program, index: int, place: int) -> float:
+    """Watts of one instance: its GPUs at the planned load and its share of the host."""
+    column = program.columns[index]
+    return column.watts + column.num_gpus * program.locations[place].host_watts_per_gpu
+
+
+def define_totals(program: Program) -> None:
+    """Budget and power over the whole fleet."""
+    options, model = program.problem.options, program.model
+    limits = [
+        limit for limit in (options.budget_usd_per_hour, program.problem.fleet.max_usd_per_hour) if limit is not None
+    ]
+    if limits:
+        terms = [(variable, instance_usd_per_hour(program, *key)) for key, variable in program.n.items()]
+        model.add_constraint("budget", terms, "<=", min(limits))
+    if options.max_power_watts is not None:
+        terms = [(variable, instance_watts(program, *key)) for key, variable in program.n.items()]
+        model.add_constraint("power", terms, "<=", options.max_power_watts)
+
+
+def define_demand(program: Program, service: Service) -> None:
+    """Every class is served at σ times its rate: by prefill (decode follows from the KV flow) or colocated columns."""
+    problem, model = program.problem, program.model
+    for b, name in enumerate(problem.class_names):
+        if problem.rate_req_per_s[b] <= 0:
+            continue
+        terms = [
+            (variable, 1.0)
+            for (cls, index, _), variable in service.x.items()
+            if cls == b and program.columns[index].role != "decode"
+        ]
+        rate = float(problem.rate_req_per_s[b])
+        model.add_constraint(f"demand[{name}{service.name}]", [*terms, (service.sigma, -rate)], "==", 0.0)
+
+
+def define_instance_time(program: Program, service: Service) -> None:
+    """The load on the instances of a column at a location takes no more than their usable time."""
+    terms: dict[tuple[int, int], Terms] = {}
+    for (b, index, place), variable in service.x.items():
+        work = float(program.columns[index].work_s_per_request[b])
+        terms.setdefault((index, place), []).append((variable, work))
+    for (index, place), row in terms.items():
+        column, location = program.columns[index], program.locations[place]
+        name = f"instance_time[{column.name}, {location.name}{service.name}]"
+        program.model.add_constraint(name, [*row, (program.n[index, place], -1.0)], "<=", 0.0)
+
+
+def define_kv_conservation(program: Program, service: Service) -> None:
+    """What prefill sends is what decode receives, along the tree of links."""
+    _define_ends(program, service, "kv_leaves", program.families.prefill, service.up, prefill=True)
+    _define_ends(program, service, "kv_arrives", program.families.decode, service.down, prefill=False)
+    children: dict[tuple[str, int, int, Vertex], Terms] = {}
+    for direction, flows in (("up", service.up), ("down", service.down)):
+        for (b, number, vertex), variable in flows.items():
+            children.setdefault((direction, b, number, program.parents[vertex]), []).append((variable, 1.0))
+    for (direction, b, number, vertex), row in children.items():
+        further = service.up if direction == "up" else service.down
+        beyond = [(flows[b, number, vertex], -1.0) for flows in (service.stay, further) if (b, number, vertex) in flows]
+        label = f"{program.problem.class_names[b]}, {program.families.kinds[number].name}, {vertex[1] or 'spine'}"
+        program.model.add_constraint(f"kv_{direction}[{label}{service.name}]", [*row, *beyond], "==", 0.0)
+
+
+def _define_ends(
+    program: Program,
+    service: Service,
+    name: str,
+    groups: tuple[tuple[int, ...], ...],
+    leaving: dict[FlowKey, int],
+    *,
+    prefill: bool,
+) -> None:
+    for family, members in enumerate(groups):
+        numbers = [
+            number
+            for number, kind in enumerate(program.families.kinds)
+            if (kind.prefill if prefill else kind.decode) == members
+        ]
+        ends: dict[tuple[int, int], Terms] = {}
+        for (b, index, place), variable in service.x.items():
+            if index in members:
+                ends.setdefault((b, place), []).append((variable, 1.0))
+        for (b, place), row in ends.items():
+            location = program.locations[place]
+            vertex = ("location", location.name)
+            flows = [
+                (table[b, number, vertex], -1.0)
+                for number in numbers
+                for table in (service.stay, leaving)
+                if (b, number, vertex) in table
+            ]
+            label = f"{program.problem.class_names[b]}, family {family}, {location.name}{service.name}"
+            program.model.add_constraint(f"{name}[{label}]", [*row, *flows], "==", 0.0)
+
+
+def define_bandwidth(program: Program, service: Service) -> None:
+    """KV bytes on NICs, rack and pod uplinks and the spine stay within the safe share of their line rate."""
+    share = program.problem.options.network_utilisation
+    for direction, flows in (("out", service.up), ("in", service.down)):
+        loads: dict[Vertex, Terms] = {}
+        for (b, number, vertex), variable in flows.items():
+            loads.setdefault(vertex, []).append((variable, kv_bytes(program, b, number)))
+        for vertex, limit in link_limits(program):
+            if loads.get(vertex):
+                name = f"{LINK_NAMES[vertex[0]]}_{direction}[{vertex[1]}{service.name}]"
+                program.model.add_constraint(name, loads[vertex], "<=", limit * share)
+    spine = program.problem.fleet.spine_bytes_per_s
+    terms = [
+        (variable, kv_bytes(program, b, number))
+        for (b, number, vertex), variable in service.up.items()
+        if vertex[0] == "rack"
+    ]
+    if spine is not None and terms:
+        program.model.add_constraint(f"spine[{service.name.strip() or 'all'}]", terms, "<=", spine * share)
+
+
+LINK_NAMES = {"location": "nic", "rack": "rack_uplink", "pod": "pod_uplink"}
+
+
+def kv_bytes(program: Program, b: int, number: int) -> float:
+    """Bytes that one request of a class sends in a kind of flow."""
+    return float(program.problem.kv_bytes_per_request[program.families.kinds[number].kv_dtype][b])
+
+
+def link_limits(program: Program) -> Iterator[tuple[Vertex, float]]:
+    """Every limited link above a vertex, with its line rate."""
+    for location in program.locations:
+        yield ("location", location.name), location.nic_bytes_per_s
+    for rack in program.problem.fleet.racks:
+        if rack.uplink_bytes_per_s is not None:
+            yield ("rack", rack.name), rack.uplink_bytes_per_s
+    for pod, limit in program.problem.pod_bytes_per_s.items():
+        yield ("pod", pod), limit
+
+
+def define_share_per_rack(program: Program, service: Service) -> None:
+    """No rack serves more than a share of any role's requests."""
+    share = program.problem.options.max_share_per_rack
+    if share is None:
+        return
+    for role in ("prefill", "decode", "colocated"):
+        mine = {key: variable for key, variable in service.x.items() if program.columns[key[1]].role == role}
+        for rack in dict.fromkeys(location.rack for location in program.locations):
+            inside: Terms = [(v, 1.0) for (_, _, place), v in mine.items() if program.locations[place].rack == rack]
+            if inside:
+                terms = [*inside, *((variable, -share) for variable in mine.values())]
+                program.model.add_constraint(f"share_per_rack[{role}, {rack}]", terms, "<=", 0.0)

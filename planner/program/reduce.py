@@ -1,0 +1,175 @@
+"""Fewer columns before any solver runs: filters people ask for, dominance, and families that connect alike.
+
+A filter is `[role:]test[,test…]`, where a test is a GPU name, `gpu=`, `tp=`, `pp=`, `ep=`, `kv=`, `dtype=` or `name=`;
+`role=gpu` is short for `role:gpu`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from splitplan.catalogs.errors import Problem, UsageError, nearest_names
+from splitplan.planner.columns.column import ROLES, Column, Reach
+from splitplan.planner.program.types import ProgramInput, ProgramOptions
+
+REACH_ORDER: dict[Reach, int] = {"node": 0, "rack": 1, "fleet": 2}
+_FIELDS: dict[str, Callable[[Column], str]] = {
+    "gpu": lambda column: column.gpu,
+    "tp": lambda column: str(column.tensor_parallel),
+    "pp": lambda column: str(column.pipeline_parallel),
+    "ep": lambda column: str(column.expert_parallel),
+    "kv": lambda column: column.kv_dtype,
+    "dtype": lambda column: column.weight_dtype,
+    "name": lambda column: column.name,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnFilter:
+    """Which columns a `--pin` or `--forbid` speaks of."""
+
+    roles: tuple[str, ...]
+    tests: tuple[tuple[str, str], ...]
+
+    def speaks_of(self, column: Column) -> bool:
+        """Whether the column has a role that the filter is about."""
+        return column.role in self.roles
+
+    def matches(self, column: Column) -> bool:
+        """Whether the column is one of those described."""
+        return self.speaks_of(column) and all(_FIELDS[key](column) == value for key, value in self.tests)
+
+
+def parse_filter(text: str) -> ColumnFilter:
+    """Read "decode=a100-sxm", "prefill:tp=2", "l40s" or "gpu=h100-sxm,tp=4". Raises UsageError."""
+    roles: tuple[str, ...] = ROLES
+    rest = text.strip()
+    for role in ROLES:
+        if rest.startswith((f"{role}:", f"{role}=")):
+            roles, rest = (role,), rest[len(role) + 1 :]
+    tests = []
+    for part in rest.split(","):
+        key, equals, value = part.strip().partition("=")
+        if not equals:
+            key, value = "gpu", key
+        if key not in _FIELDS or not value:
+            near = nearest_names(key, [*_FIELDS, *ROLES])
+            hint = f"did you mean {' or '.join(near)}?" if near else ""
+            expected = "[role:]test[,test…] with tests gpu=, tp=, pp=, ep=, kv=, dtype=, name= or a GPU name"
+            raise UsageError(Problem(f"cannot read the column filter '{text}'", expected=expected, next_step=hint))
+        tests.append((key, value))
+    return ColumnFilter(roles, tuple(tests))
+
+
+def allowed_columns(columns: Sequence[Column], options: ProgramOptions) -> tuple[Column, ...]:
+    """Columns that mode, only_gpu, pin and forbid leave."""
+    pins = [parse_filter(text) for text in options.pin]
+    bans = [parse_filter(text) for text in options.forbid]
+    return tuple(
+        column
+        for column in columns
+        if (options.mode != "disagg" or column.role != "colocated")
+        and (options.mode != "colocated" or column.role == "colocated")
+        and (options.only_gpu is None or column.gpu == options.only_gpu)
+        and all(pin.matches(column) or not pin.speaks_of(column) for pin in pins)
+        and not any(ban.matches(column) for ban in bans)
+    )
+
+
+def connections(columns: Sequence[Column], allowed: Callable[[Column, Column], bool]) -> list[frozenset[int]]:
+    """For every column the indices of the columns it may exchange KV with (() for colocated ones)."""
+    partners: list[set[int]] = [set() for _ in columns]
+    for index, prefill in enumerate(columns):
+        if prefill.role != "prefill":
+            continue
+        for other, decode in enumerate(columns):
+            if decode.role == "decode" and allowed(prefill, decode):
+                partners[index].add(other)
+                partners[other].add(index)
+    return [frozenset(group) for group in partners]
+
+
+def undominated(columns: Sequence[Column], allowed: Callable[[Column, Column], bool]) -> tuple[Column, ...]:
+    """Drop each column that m copies of another replace on the same GPUs: no slower, no hungrier, no less connected.
+
+    Exact only where the smaller instance divides the larger one, so that the larger one's slot holds the copies.
+    """
+    partners = connections(columns, allowed)
+    kept = list(range(len(columns)))
+    for index in range(len(columns)):
+        rivals = (other for other in kept if other != index)
+        if any(_replaces(columns[other], columns[index], partners[other], partners[index]) for other in rivals):
+            kept.remove(index)
+    return tuple(columns[index] for index in kept)
+
+
+def _replaces(one: Column, other: Column, partners: frozenset[int], other_partners: frozenset[int]) -> bool:
+    if (one.role, one.gpu, one.gpu_link) != (other.role, other.gpu, other.gpu_link):
+        return False
+    if other.num_gpus % one.num_gpus or other.tensor_parallel % one.tensor_parallel:
+        return False
+    if one.pipeline_parallel > other.pipeline_parallel or one.kv_dtype != other.kv_dtype:
+        return False
+    if REACH_ORDER[one.transfer_reach] < REACH_ORDER[other.transfer_reach] or not other_partners <= partners:
+        return False
+    copies = other.num_gpus // one.num_gpus
+    if one.watts * copies > other.watts:
+        return False
+    return bool(np.all(one.work_s_per_request <= other.work_s_per_request * copies))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """KV flows that are alike: from a family of prefill columns to a family of decode columns."""
+
+    name: str
+    prefill: tuple[int, ...]  # column indices
+    decode: tuple[int, ...]
+    kv_dtype: str
+    reach: Reach
+
+
+@dataclass(frozen=True, slots=True)
+class Families:
+    """Columns that connect alike, and the kinds of flow between them."""
+
+    prefill: tuple[tuple[int, ...], ...]
+    decode: tuple[tuple[int, ...], ...]
+    kinds: tuple[Kind, ...]
+
+
+def families(columns: Sequence[Column], allowed: Callable[[Column, Column], bool]) -> Families:
+    """Group columns with the same partners, KV dtype and reach; one kind of flow per connected pair of groups."""
+    partners = connections(columns, allowed)
+    prefill = _alike(columns, partners, "prefill")
+    decode = _alike(columns, partners, "decode")
+    kinds = []
+    for number, senders in enumerate(prefill):
+        for other, receivers in enumerate(decode):
+            if receivers[0] not in partners[senders[0]]:
+                continue
+            first, last = columns[senders[0]], columns[receivers[0]]
+            reach = min(first.transfer_reach, last.transfer_reach, key=REACH_ORDER.__getitem__)
+            kinds.append(Kind(f"P{number}-D{other}", senders, receivers, first.kv_dtype, reach))
+    return Families(prefill, decode, tuple(kinds))
+
+
+def _alike(columns: Sequence[Column], partners: Sequence[frozenset[int]], role: str) -> tuple[tuple[int, ...], ...]:
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for index, column in enumerate(columns):
+        if column.role == role and partners[index]:
+            groups.setdefault((partners[index], column.kv_dtype, column.transfer_reach), []).append(index)
+    return tuple(tuple(group) for group in groups.values())
+
+
+def serveable(columns: Iterable[Column], class_index: int, role: str) -> bool:
+    """Whether any column of the role can take the class."""
+    return any(column.role == role and np.isfinite(column.work_s_per_request[class_index]) for column in columns)
+
+
+def reduce_columns(problem: ProgramInput) -> tuple[Column, ...]:
+    """The columns the program works on."""
+    return undominated(allowed_columns(problem.columns, problem.options), problem.pairs_allowed)

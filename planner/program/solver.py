@@ -1,0 +1,220 @@
+"""The one place that talks to a solver: PuLP with HiGHS (or CBC where installed), and HiGHS arrays for hot loops.
+
+PuLP 3 and 4 differ (how a solve reports, how expressions are built, the sign of duals, CBC inside or not); callers see
+only `Answer`. With a time limit PuLP 3 calls every incumbent optimal, so status, bound and gap are read from HiGHS
+itself. Threads and seed are fixed: the same model gives the same answer, unless the time limit cuts in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import highspy
+import numpy as np
+import pulp
+
+from splitplan.catalogs.errors import Problem, SolverError
+from splitplan.planner.program.linear import LinearModel, Sense
+
+RANDOM_SEED = 0
+THREADS = 1
+IIS_FROM_LP_WITH_ROWS_FIRST = 2
+Status = Literal["optimal", "feasible", "infeasible", "unbounded", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class SolveLimits:
+    """When to stop. `max_nodes` is a deterministic limit, `time_s` is not."""
+
+    time_s: float = 60.0
+    relative_gap: float = 0.0
+    absolute_gap: float = 1e-6
+    max_nodes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a solver said. `values` has one entry per variable ([] without a solution); duals and slack per row (LP)."""
+
+    status: Status
+    objective: float
+    bound: float
+    values: list[float]
+    duals: list[float]
+    solver: str
+
+    @property
+    def has_solution(self) -> bool:
+        """Whether `values` can be used."""
+        return self.status in ("optimal", "feasible")
+
+
+def solver_label() -> str:
+    """The default solver's name and version, as printed in the proof."""
+    return f"HiGHS {highspy.Highs().version()}"
+
+
+def solve(model: LinearModel, limits: SolveLimits | None = None, *, solver: str = "highs") -> Answer:
+    """Solve through PuLP, with HiGHS or, when asked for and installed, CBC ("cbc")."""
+    limits = limits or SolveLimits()
+    problem, variables = _pulp_problem(model)
+    if solver == "cbc":
+        return _solve_with_cbc(problem, variables, model, limits)
+    options: dict[str, Any] = {"random_seed": RANDOM_SEED}
+    if limits.max_nodes is not None:
+        options["mip_max_nodes"] = limits.max_nodes
+    highs_solver = pulp.HiGHS(
+        msg=False,
+        gapRel=limits.relative_gap,
+        gapAbs=limits.absolute_gap,
+        threads=THREADS,
+        timeLimit=limits.time_s,
+        **options,
+    )
+    _run(problem, highs_solver)
+    return _answer(problem.solverModel, model, _values(variables, model))
+
+
+def solve_arrays(
+    model: LinearModel, limits: SolveLimits | None = None, *, start: Sequence[float] | None = None
+) -> Answer:
+    """Solve with HiGHS directly: without the modelling layer, with duals of an LP, from a start point."""
+    highs = _highs(limits or SolveLimits())
+    highs.passModel(_highs_lp(model))
+    if start is not None:
+        point = highspy.HighsSolution()
+        point.col_value = list(start)
+        highs.setSolution(point)
+    highs.run()
+    solution = highs.getSolution()
+    duals = [] if model.has_integers else [float(dual) for dual in solution.row_dual]
+    return _answer(highs, model, [float(value) for value in solution.col_value], duals)
+
+
+def smallest_conflict(model: LinearModel) -> tuple[str, ...]:
+    """Names of constraints that together cannot hold, none of them spare, in the relaxation; () if it is feasible."""
+    highs = _highs(SolveLimits())
+    highs.passModel(_highs_lp(model.relaxed()))
+    highs.run()
+    if highs.getModelStatus() != highspy.HighsModelStatus.kInfeasible:
+        return ()
+    highs.setOptionValue("iis_strategy", IIS_FROM_LP_WITH_ROWS_FIRST)
+    _, conflict = highs.getIis()
+    return tuple(model.constraint_names[int(row)] for row in conflict.row_index_)
+
+
+def _run(problem: Any, solver: Any) -> None:
+    try:
+        problem.solve(solver)
+    except pulp.PulpError as error:
+        raise SolverError(f"the solver stopped: {error}") from None
+
+
+def _pulp_problem(model: LinearModel) -> tuple[Any, list[Any]]:
+    problem = pulp.LpProblem("splitplan", pulp.LpMaximize if model.maximise else pulp.LpMinimize)
+    variables = [
+        problem.add_variable(
+            f"v{index:06d}",
+            lowBound=None if low == -math.inf else low,
+            upBound=None if high == math.inf else high,
+            cat="Integer" if integer else "Continuous",
+        )
+        for index, (low, high, integer) in enumerate(zip(model.low, model.high, model.integer, strict=True))
+    ]
+    problem += pulp.lpSum([coefficient * variables[index] for index, coefficient in model.objective.items()])
+    for number, (row, sense, rhs) in enumerate(zip(model.rows, model.senses, model.rhs, strict=True)):
+        problem += (_compare(pulp.lpSum([value * variables[index] for index, value in row]), sense, rhs), f"c{number}")
+    return problem, variables
+
+
+def _compare(expression: Any, sense: Sense, rhs: float) -> Any:
+    if sense == "<=":
+        return expression <= rhs
+    return expression >= rhs if sense == ">=" else expression == rhs
+
+
+def _values(variables: list[Any], model: LinearModel) -> list[float]:
+    """Values in the model's order; a variable that no row and no objective mentions stays at its lower bound."""
+    return [
+        low if variable.varValue is None else float(variable.varValue)
+        for variable, low in zip(variables, model.low, strict=True)
+    ]
+
+
+def _solve_with_cbc(problem: Any, variables: list[Any], model: LinearModel, limits: SolveLimits) -> Answer:
+    """CBC reports no bound; an answer it calls optimal is its own bound, any other has none."""
+    solver = pulp.COIN_CMD(msg=False, timeLimit=limits.time_s, gapRel=limits.relative_gap, threads=THREADS)
+    if not solver.available():
+        raise SolverError(Problem("CBC is not installed", next_step="pip install 'pulp[cbc]', or leave --solver out"))
+    stats = problem.solve(solver)
+    proven = getattr(problem, "sol_status", None) == 1 or getattr(stats, "status", None) == "Optimal"
+    has_solution = getattr(stats, "has_solution", getattr(problem, "sol_status", 0) in (1, 2))
+    if not has_solution:
+        return Answer("none", math.nan, math.nan, [], [], "CBC")
+    values = _values(variables, model)
+    objective = _objective(model, values)
+    return Answer("optimal" if proven else "feasible", objective, objective if proven else math.nan, values, [], "CBC")
+
+
+def _highs(limits: SolveLimits) -> Any:
+    highs = highspy.Highs()
+    highs.setOptionValue("output_flag", False)
+    highs.setOptionValue("threads", THREADS)
+    highs.setOptionValue("random_seed", RANDOM_SEED)
+    highs.setOptionValue("time_limit", float(limits.time_s))
+    highs.setOptionValue("mip_rel_gap", limits.relative_gap)
+    highs.setOptionValue("mip_abs_gap", limits.absolute_gap)
+    if limits.max_nodes is not None:
+        highs.setOptionValue("mip_max_nodes", limits.max_nodes)
+    return highs
+
+
+def _highs_lp(model: LinearModel) -> Any:
+    """The model as HighsLp, rows in compressed form."""
+    lp = highspy.HighsLp()
+    num_variables, num_rows = len(model.low), len(model.rows)
+    cost = np.zeros(num_variables)
+    for index, coefficient in model.objective.items():
+        cost[index] = coefficient
+    lp.num_col_, lp.num_row_ = num_variables, num_rows
+    lp.col_cost_, lp.col_lower_, lp.col_upper_ = cost, np.array(model.low), np.array(model.high)
+    rhs = np.array(model.rhs)
+    senses = np.array(model.senses)
+    lp.row_lower_ = np.where(senses == "<=", -np.inf, rhs)
+    lp.row_upper_ = np.where(senses == ">=", np.inf, rhs)
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_ = np.cumsum([0] + [len(row) for row in model.rows], dtype=np.int32)
+    lp.a_matrix_.index_ = np.array([index for row in model.rows for index, _ in row], dtype=np.int32)
+    lp.a_matrix_.value_ = np.array([value for row in model.rows for _, value in row])
+    if model.has_integers:
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        lp.integrality_ = [kinds[flag] for flag in model.integer]
+    lp.sense_ = highspy.ObjSense.kMaximize if model.maximise else highspy.ObjSense.kMinimize
+    return lp
+
+
+def _objective(model: LinearModel, values: Sequence[float]) -> float:
+    return sum(coefficient * values[index] for index, coefficient in model.objective.items())
+
+
+def _answer(highs: Any, model: LinearModel, values: list[float], duals: list[float] | None = None) -> Answer:
+    """Status, bound and duals as HiGHS has them, in the model's own sense."""
+    label, info, kinds = solver_label(), highs.getInfo(), highspy.HighsModelStatus
+    model_status = highs.getModelStatus()
+    if model_status in (kinds.kInfeasible, kinds.kUnboundedOrInfeasible):
+        return Answer("infeasible", math.nan, math.nan, [], [], label)
+    if model_status == kinds.kUnbounded:
+        return Answer("unbounded", math.nan, math.nan, [], [], label)
+    feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    if not (feasible or model_status in (kinds.kOptimal, kinds.kModelEmpty)):
+        return Answer("none", math.nan, math.nan, [], [], label)
+    optimal = model_status in (kinds.kOptimal, kinds.kModelEmpty)
+    objective = _objective(model, values)
+    bound = objective
+    if model.has_integers:
+        flipped = model.maximise and highs.getObjectiveSense()[1] == highspy.ObjSense.kMinimize
+        bound = -info.mip_dual_bound if flipped else info.mip_dual_bound
+    return Answer("optimal" if optimal else "feasible", objective, bound, values, duals or [], label)

@@ -1,0 +1,146 @@
+"""What the program takes and what it says: plain frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitplan.planner.columns.column import Column, Reach, Role
+from splitplan.planner.spec.fleet import Fleet
+from splitplan.planner.topology import Granularity
+
+FloatArray = NDArray[np.float64]
+Objective = Literal["cost", "goodput", "power"]
+Mode = Literal["auto", "disagg", "colocated"]
+
+NETWORK_UTILISATION = 0.6
+"""Share of a link's line rate that KV transfers may take on average. Protocols leave about 0.87 of the line rate to
+payload, so this is 0.7 of what the link can do; with Poisson transfers of one size (M/D/1) the mean wait is then
+0.7 / (2 · 0.3) = 1.2 transfers, which the columns' transfer budgets can carry; at 0.9 it would be 4.5."""
+
+
+def every_pair(prefill: Column, decode: Column) -> bool:
+    """The connector rule of an engine that connects everything."""
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramOptions:
+    """What is wanted and what is allowed.
+
+    `pin` and `forbid` are column filters such as "decode=a100-sxm", "prefill:tp=2" or "l40s" (see `reduce.py`).
+    """
+
+    objective: Objective = "cost"
+    mode: Mode = "auto"
+    only_gpu: str | None = None
+    pin: tuple[str, ...] = ()
+    forbid: tuple[str, ...] = ()
+    budget_usd_per_hour: float | None = None
+    max_power_watts: float | None = None
+    network_utilisation: float = NETWORK_UTILISATION
+    class_weights: tuple[float, ...] | None = None  # goodput: worth of one request of each class; None: one rate scale
+    max_rate_scale: float | None = None  # goodput: no more than this multiple of the asked rates
+    survive: Literal["", "node", "rack", "power-domain"] = ""  # the load is still served with any one of them gone
+    max_share_per_rack: float | None = None  # of every role's requests
+    granularity: Granularity | None = None
+    time_limit_s: float = 60.0
+    gap_percent: float = 0.0
+    tie_breaks: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramInput:
+    """Everything the program is built from.
+
+    rate_req_per_s: [classes] requests per second asked for. kv_bytes_per_request: by KV dtype of the prefill column,
+    [classes] bytes that one request sends from prefill to decode.
+    """
+
+    fleet: Fleet
+    columns: tuple[Column, ...]
+    class_names: tuple[str, ...]
+    rate_req_per_s: FloatArray
+    kv_bytes_per_request: Mapping[str, FloatArray]
+    pairs_allowed: Callable[[Column, Column], bool] = every_pair
+    options: ProgramOptions = field(default_factory=ProgramOptions)
+    pod_bytes_per_s: Mapping[str, float] = field(default_factory=dict)  # pod uplinks, one direction
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Instances of one column at one location, and the load they carry together."""
+
+    column: str
+    role: Role
+    location: str
+    rack: str
+    instances: int
+    rate_req_per_s: tuple[float, ...]  # by class
+    utilisation: float  # share of their usable time that the planned load takes
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """KV of one class from one placed prefill column to one placed decode column."""
+
+    class_index: int
+    prefill: str
+    prefill_location: str
+    decode: str
+    decode_location: str
+    rate_req_per_s: float
+    reach: Reach  # how far it travels: inside one location, one rack, or further
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A constraint without slack. `dual` is the gain in rate scale (1 = all that was asked) per unit of its limit."""
+
+    constraint: str
+    dual: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSolution:
+    """The program's answer, re-verified in plain Python."""
+
+    status: Literal["optimal", "feasible"]
+    objective: Objective
+    value: float
+    bound: float
+    gap_percent: float
+    placed: tuple[Placed, ...]
+    flows: tuple[Flow, ...]
+    rate_scale: float  # served rate ÷ asked rate (1 for cost and power)
+    headroom: float  # factor by which every class could still grow on these instances
+    usd_per_hour: float
+    num_gpus: int
+    watts: float
+    binding: tuple[Binding, ...]
+    constraints_checked: int
+    solver: str
+    granularity: Granularity
+    columns_used: int  # columns left after filters and dominance
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One thing that stands in the way, and the way around it."""
+
+    message: str
+    next_step: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """No plan. `max_rate_scale` is the share of the asked rate that this fleet can serve (0 when nothing runs)."""
+
+    reasons: tuple[Reason, ...]
+    max_rate_scale: float
+    conflict: tuple[str, ...] = ()  # names of constraints that cannot hold together

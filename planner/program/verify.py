@@ -1,0 +1,244 @@
+"""An independent check of a solution, in plain Python: it knows the fleet and the columns, not the linear program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from splitplan.planner.columns.column import Column
+from splitplan.planner.program.reduce import REACH_ORDER
+from splitplan.planner.program.types import Flow, Placed, ProgramInput, ProgramSolution
+from splitplan.planner.topology import Location, fleet_locations
+
+RELATIVE_TOLERANCE = 1e-6
+ABSOLUTE_TOLERANCE = 1e-7
+SEARCH_STEPS = 20_000
+
+
+@dataclass(slots=True)
+class Check:
+    """Counts what was checked and keeps what failed."""
+
+    num_checked: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def at_most(self, what: str, value: float, limit: float) -> None:
+        """value ≤ limit, up to rounding."""
+        self.num_checked += 1
+        if not value <= limit + ABSOLUTE_TOLERANCE + RELATIVE_TOLERANCE * abs(limit):
+            self.failures.append(f"{what}: {value:g} > {limit:g}")
+
+    def equal(self, what: str, value: float, other: float) -> None:
+        """value = other, up to rounding."""
+        self.num_checked += 1
+        if not abs(value - other) <= ABSOLUTE_TOLERANCE + RELATIVE_TOLERANCE * max(abs(value), abs(other)):
+            self.failures.append(f"{what}: {value:g} is not {other:g}")
+
+    def holds(self, what: str, truth: bool) -> None:
+        """A yes-or-no rule."""
+        self.num_checked += 1
+        if not truth:
+            self.failures.append(what)
+
+
+def verify(problem: ProgramInput, solution: ProgramSolution) -> Check:
+    """Check every promise of the solution for the normal state of the fleet, and the sums it reports."""
+    check = Check()
+    columns = {column.name: column for column in problem.columns}
+    places = {location.name: location for location in fleet_locations(problem.fleet, solution.granularity)}
+    _check_instances(check, problem, solution, columns, places)
+    _check_demand(check, problem, solution, columns)
+    _check_flows(check, problem, solution, columns, places)
+    _check_links(check, problem, solution, columns, places)
+    _check_limits(check, problem, solution, columns, places)
+    return check
+
+
+def _check_instances(
+    check: Check,
+    problem: ProgramInput,
+    solution: ProgramSolution,
+    columns: dict[str, Column],
+    places: dict[str, Location],
+) -> None:
+    for placed in solution.placed:
+        column, location = columns[placed.column], places[placed.location]
+        where = f"{placed.column} at {placed.location}"
+        check.holds(f"{where}: GPU type", column.gpu == location.gpu)
+        check.holds(f"{where}: host link", column.gpu_link in ("", location.gpu_link))
+        check.holds(f"{where}: whole instances", isinstance(placed.instances, int) and placed.instances > 0)
+        work = sum(
+            rate * float(column.work_s_per_request[b]) for b, rate in enumerate(placed.rate_req_per_s) if rate > 0
+        )
+        check.at_most(f"{where}: instance time", work, placed.instances)
+    for name, location in places.items():
+        here = [placed for placed in solution.placed if placed.location == name]
+        if here:
+            check.holds(f"{name}: groups fit NVLink domains", _fits(here, columns, location))
+
+
+def _fits(here: Iterable[Placed], columns: dict[str, Column], location: Location) -> bool:
+    """Put every group into a domain, the largest first; search further when that fails."""
+    widest = max(domain.num_gpus for domain in location.domains)
+    groups: list[int] = []
+    for placed in here:
+        column = columns[placed.column]
+        whole = column.num_gpus <= widest
+        size, count = (column.num_gpus, 1) if whole else (column.tensor_parallel, column.pipeline_parallel)
+        groups += [size] * (count * placed.instances)
+    free = sorted(domain.num_gpus for domain in location.domains)
+    groups.sort(reverse=True)
+    return _first_fit(groups, list(free)) or _search_fit(groups, free, [SEARCH_STEPS])
+
+
+def _first_fit(groups: list[int], free: list[int]) -> bool:
+    """Largest first into the tightest domain: never wrong when sizes divide each other."""
+    for size in groups:
+        room = min((space for space in free if space >= size), default=0)
+        if not room:
+            return False
+        free.remove(room)
+        free.append(room - size)
+    return True
+
+
+def _search_fit(groups: list[int], free: list[int], steps_left: list[int]) -> bool:
+    if not groups:
+        return True
+    steps_left[0] -= 1
+    if sum(free) < sum(groups) or steps_left[0] <= 0:
+        return False
+    size, rest = groups[0], groups[1:]
+    for room in dict.fromkeys(sorted(space for space in free if space >= size)):
+        left = list(free)
+        left.remove(room)
+        if _search_fit(rest, [*left, room - size], steps_left):
+            return True
+    return False
+
+
+def _check_demand(check: Check, problem: ProgramInput, solution: ProgramSolution, columns: dict[str, Column]) -> None:
+    for b, name in enumerate(problem.class_names):
+        asked = float(problem.rate_req_per_s[b]) * solution.rate_scale
+        first = _total(solution.placed, b, lambda placed: placed.role != "decode")
+        last = _total(solution.placed, b, lambda placed: placed.role != "prefill")
+        check.equal(f"class {name}: served by prefill and colocated", first, asked)
+        check.equal(f"class {name}: served by decode and colocated", last, asked)
+
+
+def _total(placed: Iterable[Placed], b: int, keep: Callable[[Placed], bool]) -> float:
+    return math.fsum(entry.rate_req_per_s[b] for entry in placed if keep(entry))
+
+
+def _check_flows(
+    check: Check,
+    problem: ProgramInput,
+    solution: ProgramSolution,
+    columns: dict[str, Column],
+    places: dict[str, Location],
+) -> None:
+    for placed in solution.placed:
+        if placed.role == "colocated":
+            continue
+        for b in range(len(problem.class_names)):
+            moved = math.fsum(
+                flow.rate_req_per_s for flow in solution.flows if flow.class_index == b and _touches(flow, placed)
+            )
+            what = f"{placed.column} at {placed.location}: KV flow of class {problem.class_names[b]}"
+            check.equal(what, moved, placed.rate_req_per_s[b])
+    for flow in solution.flows:
+        prefill, decode = columns[flow.prefill], columns[flow.decode]
+        what = f"{flow.prefill} at {flow.prefill_location} to {flow.decode} at {flow.decode_location}"
+        check.holds(f"{what}: connector", problem.pairs_allowed(prefill, decode))
+        check.holds(f"{what}: positive", flow.rate_req_per_s > 0)
+        travelled = _distance(places[flow.prefill_location], places[flow.decode_location])
+        allowed = min(REACH_ORDER[prefill.transfer_reach], REACH_ORDER[decode.transfer_reach])
+        check.holds(f"{what}: reach", travelled <= allowed and travelled == REACH_ORDER[flow.reach])
+
+
+def _touches(flow: Flow, placed: Placed) -> bool:
+    if placed.role == "prefill":
+        return (flow.prefill, flow.prefill_location) == (placed.column, placed.location)
+    return (flow.decode, flow.decode_location) == (placed.column, placed.location)
+
+
+def _distance(start: Location, end: Location) -> int:
+    if start.rack != end.rack:
+        return 2
+    return 0 if start.name == end.name and start.one_host else 1
+
+
+def _check_links(
+    check: Check,
+    problem: ProgramInput,
+    solution: ProgramSolution,
+    columns: dict[str, Column],
+    places: dict[str, Location],
+) -> None:
+    """Bytes through every NIC, uplink and the spine, from the flows themselves."""
+    loads: dict[tuple[str, str], float] = {}
+    for flow in solution.flows:
+        start, end = places[flow.prefill_location], places[flow.decode_location]
+        sent = flow.rate_req_per_s * float(
+            problem.kv_bytes_per_request[columns[flow.prefill].kv_dtype][flow.class_index]
+        )
+        for link in _links_between(start, end):
+            loads[link] = loads.get(link, 0.0) + sent
+    share = problem.options.network_utilisation
+    limits: dict[tuple[str, str], float | None] = {("spine", ""): problem.fleet.spine_bytes_per_s}
+    for direction in ("out", "in"):
+        limits |= {(f"NIC {direction}", name): place.nic_bytes_per_s for name, place in places.items()}
+        limits |= {(f"rack uplink {direction}", rack.name): rack.uplink_bytes_per_s for rack in problem.fleet.racks}
+        limits |= {(f"pod uplink {direction}", pod): limit for pod, limit in problem.pod_bytes_per_s.items()}
+    for link, limit in limits.items():
+        if limit is not None:
+            check.at_most(f"{link[0]} {link[1]}: KV bytes per second", loads.get(link, 0.0), limit * share)
+
+
+def _links_between(start: Location, end: Location) -> list[tuple[str, str]]:
+    if _distance(start, end) == 0:
+        return []
+    links = [("NIC out", start.name), ("NIC in", end.name)]
+    if start.rack == end.rack:
+        return links
+    links += [("rack uplink out", start.rack), ("rack uplink in", end.rack), ("spine", "")]
+    if start.pod != end.pod:
+        links += [("pod uplink out", start.pod), ("pod uplink in", end.pod)]
+    return links
+
+
+def _check_limits(
+    check: Check,
+    problem: ProgramInput,
+    solution: ProgramSolution,
+    columns: dict[str, Column],
+    places: dict[str, Location],
+) -> None:
+    """Inventory, rack power, budget, power; and that the reported sums are the sums."""
+    options = problem.options
+    placed_gpus = [(entry, entry.instances * columns[entry.column].num_gpus) for entry in solution.placed]
+    dollars = math.fsum(gpus * places[entry.location].usd_per_gpu_hour for entry, gpus in placed_gpus)
+    watts = math.fsum(
+        entry.instances * columns[entry.column].watts + gpus * places[entry.location].host_watts_per_gpu
+        for entry, gpus in placed_gpus
+    )
+    check.equal("dollars per hour", dollars, solution.usd_per_hour)
+    check.equal("watts", watts, solution.watts)
+    check.equal("GPUs", sum(gpus for _, gpus in placed_gpus), solution.num_gpus)
+    for gpu, inventory in problem.fleet.num_gpus.items():
+        used = sum(gpus for entry, gpus in placed_gpus if columns[entry.column].gpu == gpu)
+        check.at_most(f"{gpu}: GPUs of the inventory", used, inventory)
+    for rack in problem.fleet.racks:
+        if rack.power_limit_watts is not None:
+            drawn = sum(node.host_watts for node in rack.nodes) + math.fsum(
+                entry.instances * columns[entry.column].watts for entry in solution.placed if entry.rack == rack.name
+            )
+            check.at_most(f"{rack.name}: watts", drawn, rack.power_limit_watts)
+    for what, value, limit in (
+        ("budget", dollars, options.budget_usd_per_hour),
+        ("fleet's budget", dollars, problem.fleet.max_usd_per_hour),
+        ("power", watts, options.max_power_watts),
+    ):
+        if limit is not None:
+            check.at_most(what, value, limit)
