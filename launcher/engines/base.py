@@ -1,0 +1,68 @@
+"""What an engine adapter gives a target: commands, environments, images. Nothing here starts anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from splitplan.catalogs.errors import Problem
+from splitplan.launcher.cluster import Cluster, Member, RouterPlace
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One process: its arguments (never a shell string) and the environment it needs on top of the host's."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What a user may set on the command line for any engine."""
+
+    ucx_net_devices: str = ""
+    bind_all: bool = False  # listen on every address (inside a pod) instead of the host's own
+
+
+class EngineAdapter(Protocol):
+    """One engine version and its router."""
+
+    @property
+    def name(self) -> str:
+        """ "vllm", "sglang", "mock", …"""
+
+    @property
+    def version(self) -> str:
+        """The version whose option names were checked."""
+
+    @property
+    def image(self) -> str:
+        """Container image, by tag."""
+
+    @property
+    def router_image(self) -> str:
+        """Container image of the router, by tag."""
+
+    @property
+    def ready_path(self) -> str:
+        """HTTP path that answers 200 once the model is loaded."""
+
+    def problems(self, cluster: Cluster) -> list[Problem]:
+        """Why this engine cannot run this cluster; [] when it can."""
+
+    def member(self, cluster: Cluster, member: Member) -> Command:
+        """The command of one member."""
+
+    def router(self, cluster: Cluster, place: RouterPlace, options: EngineOptions | None = None) -> Command:
+        """The command of a router: `cluster.router`, or the second one in front of the colocated instances."""
+
+
+def routed_roles(cluster: Cluster, place: RouterPlace) -> tuple[Sequence[Member], Sequence[Member], Sequence[Member]]:
+    """(prefill, decode, colocated) leaders behind one front door."""
+    if place is cluster.colocated_router or not cluster.leaders("prefill"):
+        return (), (), cluster.leaders("colocated")
+    if cluster.colocated_router is None:
+        return cluster.leaders("prefill"), cluster.leaders("decode"), cluster.leaders("colocated")
+    return cluster.leaders("prefill"), cluster.leaders("decode"), ()

@@ -1,0 +1,184 @@
+"""vLLM: `vllm serve` with the plan's numbers as flags, vllm-router in front.
+
+What must be equal on both sides of the NIXL connector (read in vLLM 0.32): version, model string, dtype, KV dtype,
+attention backend, block size. All of them are emitted explicitly, so that no default can differ between two GPU types.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from splitplan.catalogs.errors import Problem, shorten
+from splitplan.launcher.cluster import Cluster, Member, RouterPlace
+from splitplan.launcher.engines.base import Command, EngineOptions, routed_roles
+from splitplan.launcher.inventory import check_options, find_version
+
+CONNECTORS = {
+    "nixl": "NixlConnector",
+    "nixlconnector": "NixlConnector",
+    "mooncake": "MooncakeConnector",
+    "mooncakeconnector": "MooncakeConnector",
+}
+"""Connector names of plans, folded, to vLLM class names."""
+
+ROUTER_CONNECTORS = {"NixlConnector": "nixl", "MooncakeConnector": "mooncake"}
+ROUTER_VERSION = "0.1.17"
+FLOAT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+ONLINE_QUANTIZATION = {"fp8": "fp8"}
+"""Weight dtypes that vLLM makes from a 16-bit checkpoint while loading; the others need a quantised checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmEngine:
+    """vLLM, one version."""
+
+    version: str
+    options: EngineOptions = field(default_factory=EngineOptions)
+    image_override: str = ""
+    router_image_override: str = ""
+    name: str = "vllm"
+    ready_path: str = "/v1/models"
+
+    @staticmethod
+    def create(
+        wanted: str = "", options: EngineOptions | None = None, image: str = "", router_image: str = ""
+    ) -> VllmEngine:
+        """The adapter for "0.32", "0.32.0" or "" (the newest whose options are known)."""
+        return VllmEngine(find_version("vllm", wanted), options or EngineOptions(), image, router_image)
+
+    @property
+    def image(self) -> str:
+        """Container image, by tag."""
+        return self.image_override or f"vllm/vllm-openai:v{self.version}"
+
+    @property
+    def router_image(self) -> str:
+        """Container image of the router, by dated tag."""
+        return self.router_image_override or "vllm/vllm-router:nightly-20260710-b93cbcb"
+
+    def problems(self, cluster: Cluster) -> list[Problem]:
+        """Rules of this engine that no catalog knows: names, checkpoints, expert parallelism."""
+        found = []
+        if cluster.leaders("prefill") and cluster.plan.connector.casefold() not in CONNECTORS:
+            known = ", ".join(sorted(set(CONNECTORS.values())))
+            found.append(Problem(f"vLLM has no connector {shorten(cluster.plan.connector)!r} here", expected=known))
+        for pool in cluster.plan.pools:
+            if pool.expert_parallel not in (1, pool.tensor_parallel):
+                found.append(
+                    Problem(
+                        f"{shorten(pool.name)}: vLLM spreads experts over all tensor-parallel ranks",
+                        expected=f"expert_parallel 1 or {pool.tensor_parallel}",
+                    )
+                )
+            stored = cluster.checkpoint_dtype
+            if pool.weight_dtype in FLOAT_DTYPES and stored and stored not in FLOAT_DTYPES:
+                found.append(
+                    Problem(
+                        f"{shorten(pool.name)}: planned with {pool.weight_dtype} weights, but the checkpoint is "
+                        f"stored in {stored}, and the engine loads it as it is",
+                        next_step=f"planner solve --weight-dtype {stored}, or another --model-path",
+                    )
+                )
+            if _quantization(pool.weight_dtype, cluster.checkpoint_dtype) is None:
+                found.append(
+                    Problem(
+                        f"{shorten(pool.name)}: weights in {pool.weight_dtype} need a checkpoint stored in that dtype",
+                        next_step=f"--model-path … --checkpoint-dtype {pool.weight_dtype}",
+                    )
+                )
+        return found
+
+    def member(self, cluster: Cluster, member: Member) -> Command:
+        """`vllm serve` for one member; ranks after the first run headless."""
+        argv = ("vllm", "serve", cluster.model_path, *self.serve_options(cluster, member))
+        check_options("vllm", self.version, argv)
+        return Command(argv, self._environment(member))
+
+    def serve_options(self, cluster: Cluster, member: Member) -> tuple[str, ...]:
+        """The options of `vllm serve` (also accepted by wrappers of vLLM that take its engine arguments)."""
+        host = "0.0.0.0" if self.options.bind_all else member.host.address
+        listen = ["--host", host, "--port", str(member.ports.http), "--served-model-name", cluster.served_name]
+        if member.rank > 0:
+            listen = ["--headless"]
+        return (*listen, *self.engine_arguments(cluster, member))
+
+    def engine_arguments(self, cluster: Cluster, member: Member) -> tuple[str, ...]:
+        """What the plan decided, as options: parallelism, limits, dtypes, connector."""
+        pool = member.pool
+        options = ["--tensor-parallel-size", str(pool.tensor_parallel)]
+        options += ["--pipeline-parallel-size", str(pool.pipeline_parallel)]
+        if pool.expert_parallel > 1:
+            options += ["--enable-expert-parallel"]
+        options += ["--max-model-len", str(pool.max_model_len), "--max-num-seqs", str(pool.max_num_seqs)]
+        options += ["--max-num-batched-tokens", str(pool.max_num_batched_tokens), "--enable-chunked-prefill"]
+        options += ["--gpu-memory-utilization", f"{pool.memory_fraction:g}", "--block-size", str(pool.block_tokens)]
+        options += ["--dtype", FLOAT_DTYPES.get(pool.weight_dtype, "auto")]
+        quantization = _quantization(pool.weight_dtype, cluster.checkpoint_dtype)
+        if quantization:
+            options += ["--quantization", quantization]
+        options += ["--kv-cache-dtype", _kv_cache_dtype(pool.kv_dtype)]
+        if pool.attention_backend:
+            options += ["--attention-backend", pool.attention_backend]
+        if member.num_ranks > 1:
+            options += ["--nnodes", str(member.num_ranks), "--node-rank", str(member.rank)]
+            options += ["--master-addr", member.leader_address, "--master-port", str(member.ports.master)]
+        if pool.role != "colocated":
+            options += ["--kv-transfer-config", transfer_config(cluster.plan.connector, pool.role)]
+        return tuple(options)
+
+    def router(self, cluster: Cluster, place: RouterPlace, options: EngineOptions | None = None) -> Command:
+        """vllm-router: two-sided for prefill and decode, plain for colocated instances."""
+        prefill, decode, colocated = routed_roles(cluster, place)
+        host = "0.0.0.0" if self.options.bind_all else place.host.address
+        argv = ["vllm-router", "--host", host, "--port", str(place.port)]
+        argv += ["--prometheus-host", host, "--prometheus-port", str(place.metrics_port)]
+        argv += ["--request-timeout-secs", "1800", "--worker-startup-timeout-secs", "3600"]
+        if prefill:
+            connector = CONNECTORS.get(cluster.plan.connector.casefold(), "NixlConnector")
+            argv += ["--vllm-pd-disaggregation", "--kv-connector", ROUTER_CONNECTORS[connector]]
+            for member in prefill:
+                argv += ["--prefill", member.url]
+            for member in decode:
+                argv += ["--decode", member.url]
+            argv += ["--prefill-policy", "cache_aware", "--decode-policy", "power_of_two"]
+        else:
+            argv += ["--worker-urls", *[member.url for member in colocated], "--policy", "cache_aware"]
+        check_options("vllm-router", ROUTER_VERSION, argv)
+        return Command(tuple(argv))
+
+    def _environment(self, member: Member) -> dict[str, str]:
+        env: dict[str, str] = {}
+        if member.num_ranks > 1:
+            env["VLLM_HOST_IP"] = member.host.address
+        if member.pool.role != "colocated":
+            env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = member.host.address
+            env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(member.ports.side_channel)
+        devices = member.host.labels.get("ucx_net_devices") or self.options.ucx_net_devices
+        if devices:
+            env["UCX_NET_DEVICES"] = devices
+        return env
+
+
+def transfer_config(connector: str, role: str) -> str:
+    """The JSON of --kv-transfer-config for one side of a connector."""
+    name = CONNECTORS.get(connector.casefold(), connector)
+    config: dict[str, object] = {
+        "kv_connector": name,
+        "kv_role": "kv_producer" if role == "prefill" else "kv_consumer",
+        "kv_load_failure_policy": "fail",
+    }
+    if name == "NixlConnector":
+        config["kv_connector_extra_config"] = {"backends": ["UCX"]}
+    return json.dumps(config, separators=(",", ":"))
+
+
+def _kv_cache_dtype(kv_dtype: str) -> str:
+    return "fp8" if kv_dtype == "fp8" else "auto"
+
+
+def _quantization(weight_dtype: str, checkpoint_dtype: str) -> str | None:
+    """The --quantization value, "" for none needed, None when vLLM cannot make this dtype while loading."""
+    if weight_dtype in FLOAT_DTYPES or weight_dtype == checkpoint_dtype:
+        return ""
+    return ONLINE_QUANTIZATION.get(weight_dtype)

@@ -1,0 +1,1 @@
+"""An engine and a router of the standard library alone, timed by the plan: for demos and tests of the plumbing."""

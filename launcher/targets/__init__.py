@@ -1,0 +1,1 @@
+"""Targets: where the processes of a cluster run, and how they are described there."""

@@ -1,0 +1,202 @@
+"""Bare hosts: one bash script per host that starts, waits for, reports and stops that host's processes.
+
+Everything that came from a plan, a fleet or a model is quoted with shlex before it reaches a script, and comments are
+made of printable single lines. A process is known by its pid *and* its start time, so that a recycled pid is never
+killed.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from splitplan.launcher.cluster import Cluster, HostPlace, Member, RouterPlace
+from splitplan.launcher.engines.base import Command, EngineAdapter
+from splitplan.launcher.naming import comment, unique_labels
+
+GPU_VISIBILITY = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
+READY_TIMEOUT_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One process of a host as its script sees it."""
+
+    name: str  # a safe label, unique in the cluster
+    what: str  # for people
+    command: Command
+    ready_url: str  # "" for processes that serve nothing (ranks after the first)
+
+
+def render(cluster: Cluster, engine: EngineAdapter) -> dict[str, str]:
+    """`hosts/<host>.sh` for every host, `cluster.json` for programs and `README.md` for people."""
+    scripts = host_scripts(cluster, engine)
+    return {
+        "README.md": _readme(cluster, engine, scripts),
+        "cluster.json": json.dumps(describe(cluster, engine), indent=2, ensure_ascii=False) + "\n",
+        **dict(scripts.values()),
+    }
+
+
+def host_scripts(cluster: Cluster, engine: EngineAdapter) -> dict[str, tuple[str, str]]:
+    """By host name: the script's path inside the folder and its text."""
+    labels = unique_labels(place.name for place in cluster.hosts)
+    services = _services_by_host(cluster, engine)
+    return {
+        place.name: (f"hosts/{labels[place.name]}.sh", host_script(cluster, place, services.get(place.name, [])))
+        for place in cluster.hosts
+    }
+
+
+def describe(cluster: Cluster, engine: EngineAdapter) -> dict[str, object]:
+    """The placed cluster as plain data: endpoint, instances, URLs, hosts and GPU indices."""
+    return {
+        "kind": "Cluster",
+        "version": 1,
+        "name": cluster.name,
+        "plan_hash": cluster.plan_hash,
+        "engine": f"{engine.name}@{engine.version}",
+        "model": cluster.served_name,
+        "endpoints": [router.url for router in cluster.routers],
+        "instances": [
+            {
+                "name": member.name,
+                "role": member.pool.role,
+                "host": member.host.name,
+                "rack": member.instance.rack,
+                "gpu": member.pool.gpu,
+                "gpu_indices": list(member.gpu_indices),
+                "url": member.url if member.rank == 0 else None,
+                "side_channel_port": member.ports.side_channel,
+            }
+            for member in cluster.members
+        ],
+    }
+
+
+def gpu_environment(member: Member) -> dict[str, str]:
+    """The variable that shows a process its planned GPUs only."""
+    vendor = "amd" if member.pool.gpu.startswith("mi") else "nvidia"
+    return {GPU_VISIBILITY[vendor]: ",".join(str(index) for index in member.gpu_indices)}
+
+
+def _services_by_host(cluster: Cluster, engine: EngineAdapter) -> dict[str, list[Service]]:
+    names = [member.name for member in cluster.members]
+    labels = unique_labels(names, max_length=50)
+    services: dict[str, list[Service]] = {}
+    for member in cluster.members:
+        services.setdefault(member.host.name, []).append(_member_service(cluster, engine, member, labels[member.name]))
+    for number, place in enumerate(cluster.routers):
+        name = "router" if number == 0 else "router-colocated"
+        while name in labels.values():
+            name += "-front"
+        services.setdefault(place.host.name, []).append(_router_service(cluster, engine, place, name))
+    return services
+
+
+def _member_service(cluster: Cluster, engine: EngineAdapter, member: Member, label: str) -> Service:
+    command = engine.member(cluster, member)
+    command = Command(command.argv, {**gpu_environment(member), **command.env})
+    pool = member.pool
+    what = f"{member.name}: {pool.role}, {pool.gpu} TP{pool.tensor_parallel} PP{pool.pipeline_parallel}"
+    if member.num_ranks > 1:
+        what += f", rank {member.rank} of {member.num_ranks}"
+    return Service(label, what, command, f"{member.url}{engine.ready_path}" if member.rank == 0 else "")
+
+
+def _router_service(cluster: Cluster, engine: EngineAdapter, place: RouterPlace, name: str) -> Service:
+    command = engine.router(cluster, place)
+    return Service(name, f"the endpoint that clients use: {place.url}", command, f"{place.url}{engine.ready_path}")
+
+
+def host_script(cluster: Cluster, place: HostPlace, services: Sequence[Service]) -> str:
+    """The script of one host."""
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# Host {comment(place.name)}, rack {comment(place.rack) or '-'}: part of {cluster.name}.",
+        "# Usage: start | wait | status | stop | logs  [SERVICE…]   (all services of this host when none is named)",
+        "# Logs and pid files go to $SPLITPLAN_RUN_DIR (default: run/ beside the folder of this script).",
+        "set -euo pipefail",
+        f"RUN_NAME={shlex.quote(cluster.name)}",
+        f"SERVICES=({' '.join(shlex.quote(service.name) for service in services)})",
+        f"READY_TIMEOUT_S=${{SPLITPLAN_READY_TIMEOUT_S:-{READY_TIMEOUT_S}}}",
+        "",
+        *_transport_note(services),
+    ]
+    for service in services:
+        lines += [f"# {comment(service.what)}", f"run_{_identifier(service.name)}() {{", *_exec_lines(service), "}"]
+        lines += [f"ready_{_identifier(service.name)}={shlex.quote(service.ready_url)}", ""]
+    return "\n".join(lines) + "\n" + _script_tail()
+
+
+@cache
+def _script_tail() -> str:
+    """What every host script ends with: start, wait, status, logs, stop."""
+    return (files("splitplan.launcher.targets") / "host.sh").read_text(encoding="utf-8")
+
+
+def _exec_lines(service: Service) -> list[str]:
+    """The exec line broken after each option, for people to read."""
+    words = [shlex.quote(word) for word in (*_environment_words(service.command.env), *service.command.argv)]
+    lines, current = [], "  exec"
+    for word in words:
+        if word.startswith("--") and len(current) > 60:
+            lines.append(current + " \\")
+            current = "   "
+        current += f" {word}"
+    return [*lines, current]
+
+
+def _environment_words(env: Mapping[str, str]) -> list[str]:
+    return ["env", *(f"{name}={value}" for name, value in env.items())] if env else []
+
+
+def _transport_note(services: Sequence[Service]) -> list[str]:
+    uses_nixl = any("VLLM_NIXL_SIDE_CHANNEL_HOST" in service.command.env for service in services)
+    has_devices = any("UCX_NET_DEVICES" in service.command.env for service in services)
+    if not uses_nixl or has_devices:
+        return []
+    return [
+        "# KV goes over UCX, which falls back to TCP silently where it finds no RDMA (600 times slower). On hosts with",
+        "# several NICs set UCX_NET_DEVICES=mlx5_0:1 (planner launch --ucx-net-devices), and check with `ucx_info -d`.",
+        "",
+    ]
+
+
+def _identifier(label: str) -> str:
+    return label.replace("-", "_")
+
+
+def _readme(cluster: Cluster, engine: EngineAdapter, scripts: Mapping[str, tuple[str, str]]) -> str:
+    lines = [
+        f"# {cluster.name}",
+        "",
+        f"{comment(cluster.served_name)} on {engine.name} {engine.version}; plan {cluster.plan_hash[:12]}.",
+        "",
+        "Copy each script to its host, with the engine installed there, and run, in this order:",
+        "",
+        "| host | instances | command |",
+        "|---|---|---|",
+    ]
+    for place in cluster.hosts:
+        path = scripts[place.name][0]
+        names = ", ".join(member.name for member in cluster.members if member.host.name == place.name) or "router"
+        lines.append(f"| {_cell(place.name)} | {_cell(names)} | `bash {path} start && bash {path} wait` |")
+    lines += ["", "Start order does not matter: the router waits for its workers.", ""]
+    lines += [f"Endpoint: {router.url}/v1/completions" for router in cluster.routers]
+    if cluster.colocated_router:
+        share = f"{100 * cluster.colocated_share:.0f} %"
+        lines += ["", f"vllm-router serves one kind of instance: send {share} of the requests to the second endpoint."]
+    lines += [
+        "",
+        "`bash hosts/HOST.sh status` reports, `… logs` shows the last lines, `… stop` ends everything of a host.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return comment(text).replace("|", "\\|").replace("`", "'")
