@@ -1,0 +1,98 @@
+"""Engine generations: what an engine did by default at a time, as far as it decides latency. Facts, none fitted.
+
+Published runs rarely state scheduler settings; these are the defaults of the version or date that a row names. Sources:
+vLLM's EngineArgs and scheduler at 0.2, 0.6, 0.8, 0.11, 0.14; SGLang's server_args at 0.5; TensorRT-LLM's build and serve
+defaults at 0.9–1.0 and its performance guide; LMDeploy's TurboMind configuration at 0.1.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from splitplan.catalogs.gpus import Gpu
+from splitplan.planner.latency.calibration import version_key
+
+SchedulerKind = Literal["chunked", "prefill-first", "whole-prompts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Defaults of one engine generation on one GPU."""
+
+    key: str  # how calibrations name it: "vllm-v1"
+    engine: str  # whose kernels: profile name
+    version: str
+    scheduler: SchedulerKind  # "chunked": chunks share steps with decodes; "prefill-first": prompts alone, decodes wait;
+    # "whole-prompts": prompts share steps with decodes but are not cut
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    memory_fraction: float
+    memory_of: Literal["total", "free"]  # what the fraction is taken of
+    block_tokens: int
+    reserves_output: bool  # a sequence holds blocks for its whole output from admission on
+    graphs: bool  # decode steps replay CUDA graphs
+    hides_host: bool  # the next step is scheduled while the device works
+
+
+_VLLM_EARLY = Generation(
+    "vllm-early", "vllm", "0.1", "prefill-first", 256, 8192, 0.9, "total", 16, False, False, False
+)
+_VLLM_V0 = replace(_VLLM_EARLY, key="vllm-v0", version="0.6", graphs=True)
+_VLLM_V1 = replace(_VLLM_V0, key="vllm-v1", version="0.11", scheduler="chunked", max_num_batched_tokens=2048)
+_SGLANG = Generation("sglang", "sglang", "0.5", "prefill-first", 2048, 8192, 0.88, "total", 1, False, True, True)
+_TRTLLM = Generation(
+    "trtllm", "trtllm", "1.0", "whole-prompts", 2048, 8192, 0.9, "free", 32, True, True, True
+)
+_TRTLLM_STATIC = replace(_TRTLLM, key="trtllm-static", version="0.6", max_num_batched_tokens=1 << 20)
+_LMDEPLOY = Generation(
+    "lmdeploy", "lmdeploy", "0.1", "prefill-first", 256, 8192, 0.5, "total", 64, False, False, False
+)
+
+ENGINE_NAMES = {
+    "vllm": "vllm",
+    "vllmearly": "vllm-early",
+    "sglang": "sglang",
+    "tensorrtllm": "trtllm",
+    "trtllm": "trtllm",
+    "trt": "trtllm",
+    "lmdeployturbomind": "lmdeploy",
+    "lmdeploy": "lmdeploy",
+    "dynamovllm": "vllm",
+    "dynamosglang": "sglang",
+    "dynamotrtllm": "trtllm",
+}
+
+
+def find_generation(engine: str, version: str, date: str, gpu: Gpu, *, offline: bool, static: bool) -> Generation | None:
+    """The generation of an engine by version, or by date where no version is stated; None for an unknown engine."""
+    name = ENGINE_NAMES.get(re.sub(r"[^a-z]", "", engine.lower()))
+    if name is None:
+        return None
+    if name in ("vllm", "vllm-early"):
+        return _vllm(name, version, date, gpu, offline=offline)
+    if name == "sglang":
+        return replace(_SGLANG, version=version or _SGLANG.version)
+    if name == "lmdeploy":
+        return _LMDEPLOY
+    early = version_key(version) < (0, 8) if version_key(version) else date[:4] in ("2022", "2023")
+    found = _TRTLLM_STATIC if early or static else _TRTLLM
+    return replace(found, version=version or found.version)
+
+
+def _vllm(name: str, version: str, date: str, gpu: Gpu, *, offline: bool) -> Generation:
+    key = version_key(version)
+    if name == "vllm-early" or (key and key < (0, 2)) or (not key and date[:4] in ("2022", "2023")):
+        return _VLLM_EARLY
+    if (key and key < (0, 8)) or (not key and date and date[:7] < "2025-03"):
+        return replace(_VLLM_V0, version=version or _VLLM_V0.version)
+    large = gpu.memory_bytes >= 70 * 2**30 and not gpu.name.startswith("a100")
+    budget = (16384 if offline else 8192) if large else (8192 if offline else 2048)
+    return replace(
+        _VLLM_V1,
+        version=version or _VLLM_V1.version,
+        max_num_batched_tokens=budget,
+        max_num_seqs=1024 if large else 256,
+        hides_host=bool(key) and key >= (0, 14) or (not key and date[:4] >= "2026"),
+    )
