@@ -1,7 +1,7 @@
 """Engine generations: what an engine did by default at a time, as far as it decides latency. Facts, none fitted.
 
-Published runs rarely state scheduler settings; these are the defaults of the version or date that a row names. Sources:
-vLLM's EngineArgs and scheduler at 0.2, 0.6, 0.8, 0.11, 0.14; SGLang's server_args at 0.5; TensorRT-LLM's build and serve
+Published runs rarely state scheduler settings; these are the defaults of the version or date that a row names.
+Sources: vLLM's EngineArgs and scheduler at 0.2, 0.6, 0.8, 0.11, 0.14; SGLang's server_args at 0.5; TensorRT-LLM's build and serve
 defaults at 0.9–1.0 and its performance guide; LMDeploy's TurboMind configuration at 0.1.
 """
 
@@ -24,7 +24,9 @@ class Generation:
     key: str  # how calibrations name it: "vllm-v1"
     engine: str  # whose kernels: profile name
     version: str
-    scheduler: SchedulerKind  # "chunked": chunks share steps with decodes; "prefill-first": prompts alone, decodes wait;
+    scheduler: (
+        SchedulerKind  # "chunked": chunks share steps with decodes; "prefill-first": prompts alone, decodes wait;
+    )
     # "whole-prompts": prompts share steps with decodes but are not cut
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -36,19 +38,13 @@ class Generation:
     hides_host: bool  # the next step is scheduled while the device works
 
 
-_VLLM_EARLY = Generation(
-    "vllm-early", "vllm", "0.1", "prefill-first", 256, 8192, 0.9, "total", 16, False, False, False
-)
+_VLLM_EARLY = Generation("vllm-early", "vllm", "0.1", "prefill-first", 256, 8192, 0.9, "total", 16, False, False, False)
 _VLLM_V0 = replace(_VLLM_EARLY, key="vllm-v0", version="0.6", graphs=True)
 _VLLM_V1 = replace(_VLLM_V0, key="vllm-v1", version="0.11", scheduler="chunked", max_num_batched_tokens=2048)
 _SGLANG = Generation("sglang", "sglang", "0.5", "prefill-first", 2048, 8192, 0.88, "total", 1, False, True, True)
-_TRTLLM = Generation(
-    "trtllm", "trtllm", "1.0", "whole-prompts", 2048, 8192, 0.9, "free", 32, True, True, True
-)
+_TRTLLM = Generation("trtllm", "trtllm", "1.0", "whole-prompts", 2048, 8192, 0.9, "free", 32, True, True, True)
 _TRTLLM_STATIC = replace(_TRTLLM, key="trtllm-static", version="0.6", max_num_batched_tokens=1 << 20)
-_LMDEPLOY = Generation(
-    "lmdeploy", "lmdeploy", "0.1", "prefill-first", 256, 8192, 0.5, "total", 64, False, False, False
-)
+_LMDEPLOY = Generation("lmdeploy", "lmdeploy", "0.1", "prefill-first", 256, 8192, 0.5, "total", 64, False, False, False)
 
 ENGINE_NAMES = {
     "vllm": "vllm",
@@ -65,7 +61,9 @@ ENGINE_NAMES = {
 }
 
 
-def find_generation(engine: str, version: str, date: str, gpu: Gpu, *, offline: bool, static: bool) -> Generation | None:
+def find_generation(
+    engine: str, version: str, date: str, gpu: Gpu, *, offline: bool, static: bool
+) -> Generation | None:
     """The generation of an engine by version, or by date where no version is stated; None for an unknown engine."""
     name = ENGINE_NAMES.get(re.sub(r"[^a-z]", "", engine.lower()))
     if name is None:
@@ -94,5 +92,5 @@ def _vllm(name: str, version: str, date: str, gpu: Gpu, *, offline: bool) -> Gen
         version=version or _VLLM_V1.version,
         max_num_batched_tokens=budget,
         max_num_seqs=1024 if large else 256,
-        hides_host=bool(key) and key >= (0, 14) or (not key and date[:4] >= "2026"),
+        hides_host=(bool(key) and key >= (0, 14)) or (not key and date[:4] >= "2026"),
     )

@@ -138,7 +138,7 @@ def stage_tables(stage: Stage, source: ByIdentity, link: Link, max_tokens: int, 
     tokens = token_knots(max_tokens)
     sequences = token_knots(max_sequences)
     new, past = PREFILL_NEW_KNOTS[1:, None], PREFILL_PAST_KNOTS[None, :]
-    batch, context = DECODE_BATCH_KNOTS[1:, None], DECODE_CONTEXT_KNOTS[None, :]
+    batch, context = DECODE_BATCH_KNOTS[1:, None], np.maximum(DECODE_CONTEXT_KNOTS, 1.0)[None, :]
     prefill = _total(prefill_attention_operations(stage, ops, new, past))
     decode = _total(decode_attention_operations(stage, ops, batch, context))
     handoff = 0.0

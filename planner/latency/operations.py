@@ -25,6 +25,8 @@ FloatArray = NDArray[np.float64]
 ACTIVATION_BYTES = 2.0
 """Activations are 16 bit between operations."""
 
+LARGEST_GRAPH_TOKENS = 512
+
 SAMPLER_PASSES = 6.0
 """Times the sampler streams the fp32 logits: conversion, penalties, temperature, soft-max, top-p, arg-max."""
 
@@ -62,10 +64,14 @@ class OpSource(Protocol):
     ) -> Timed:
         """One new token of each of `batch` sequences against `context` cached tokens."""
 
-    def mla_prefill(self, new: Any, past: Any, *, heads: int, mla: Any, dtype: str, kv_dtype: str) -> Timed:
+    def mla_prefill(
+        self, new: Any, past: Any, *, heads: int, hidden: int, mla: Any, dtype: str, kv_dtype: str
+    ) -> Timed:
         """The MLA module over a prompt chunk, projections included."""
 
-    def mla_decode(self, batch: Any, context: Any, *, heads: int, mla: Any, dtype: str, kv_dtype: str) -> Timed:
+    def mla_decode(
+        self, batch: Any, context: Any, *, heads: int, hidden: int, mla: Any, dtype: str, kv_dtype: str
+    ) -> Timed:
         """The MLA module over one token of each sequence, projections included."""
 
     def moe(
@@ -83,8 +89,8 @@ class OpSource(Protocol):
     ) -> Timed:
         """Fused experts of one layer on one rank."""
 
-    def all_reduce(self, num_bytes: Any, ranks: int, link: Link) -> Timed:
-        """Sum over `ranks` GPUs."""
+    def all_reduce(self, num_bytes: Any, ranks: int, link: Link, *, how: str = "graph") -> Timed:
+        """Sum over `ranks` GPUs; `how` is "graph" (replayed) or "eager" (launched)."""
 
     def all_gather(self, num_bytes: Any, ranks: int, link: Link) -> Timed:
         """Gather; `num_bytes` is the full result."""
@@ -160,7 +166,15 @@ def token_operations(stage: Stage, ops: OpSource, link: Link, tokens: FloatArray
     norms = ops.elementwise(4 * hidden_bytes)  # reads and writes the hidden state and the residual
     yield Operation("norm", 2 * layers, norms)
     if stage.tp > 1:
-        yield Operation("all-reduce", 2 * layers + 1.0 / stage.pp, ops.all_reduce(hidden_bytes, stage.tp, link))
+        yield Operation("all-reduce", 2 * layers + 1.0 / stage.pp, _all_reduce(stage, ops, link, tokens, hidden_bytes))
+
+
+def _all_reduce(stage: Stage, ops: OpSource, link: Link, tokens: FloatArray, num_bytes: FloatArray) -> Timed:
+    """Steps up to the largest captured graph replay their collectives, longer ones launch them."""
+    graph = ops.all_reduce(num_bytes, stage.tp, link)
+    eager = ops.all_reduce(num_bytes, stage.tp, link, how="eager")
+    replayed = tokens <= LARGEST_GRAPH_TOKENS
+    return Timed(np.where(replayed, graph.seconds, eager.seconds), np.where(replayed, graph.basis, eager.basis))
 
 
 def _projection_operations(
@@ -243,6 +257,7 @@ def prefill_attention_operations(stage: Stage, ops: OpSource, new: FloatArray, p
                     new,
                     past,
                     heads=stage.heads(group),
+                    hidden=stage.model.hidden_size,
                     mla=stage.model.mla,
                     dtype=stage.linear_dtype,
                     kv_dtype=stage.kv_dtype,
@@ -278,6 +293,7 @@ def decode_attention_operations(
                     batch,
                     context,
                     heads=stage.heads(group),
+                    hidden=stage.model.hidden_size,
                     mla=stage.model.mla,
                     dtype=stage.linear_dtype,
                     kv_dtype=stage.kv_dtype,

@@ -86,16 +86,20 @@ class LinearOps:
         seen = np.minimum(context, window) if window else context
         return self._timed(4.0 * batch * seen * kv_heads * head_dim / self.bytes_per_s)
 
-    def mla_prefill(self, new: Any, past: Any, *, heads: int, mla: Any, dtype: str, kv_dtype: str) -> Timed:
+    def mla_prefill(
+        self, new: Any, past: Any, *, heads: int, hidden: int, mla: Any, dtype: str, kv_dtype: str
+    ) -> Timed:
         return self._timed(new * (past + new) * heads * 1e-15)
 
-    def mla_decode(self, batch: Any, context: Any, *, heads: int, mla: Any, dtype: str, kv_dtype: str) -> Timed:
+    def mla_decode(
+        self, batch: Any, context: Any, *, heads: int, hidden: int, mla: Any, dtype: str, kv_dtype: str
+    ) -> Timed:
         return self._timed(batch * context * 576 * 2 / self.bytes_per_s)
 
     def moe(self, tokens: Any, *, hidden: int, inter: int, topk: int, tp: int, ep: int, **_: Any) -> Timed:
         return self._timed(6.0 * tokens * topk * hidden * inter / tp / ep / self.flops_per_s)
 
-    def all_reduce(self, num_bytes: Any, ranks: int, link: Link) -> Timed:
+    def all_reduce(self, num_bytes: Any, ranks: int, link: Link, *, how: str = "graph") -> Timed:
         return self._timed(link.latency_s + 2.0 * num_bytes * (ranks - 1) / ranks / link.achievable_bytes_per_s)
 
     def all_gather(self, num_bytes: Any, ranks: int, link: Link) -> Timed:
