@@ -1,8 +1,8 @@
 """Engine generations: what an engine did by default at a time, as far as it decides latency. Facts, none fitted.
 
 Published runs rarely state scheduler settings; these are the defaults of the version or date that a row names.
-Sources: vLLM's EngineArgs and scheduler at 0.2, 0.6, 0.8, 0.11, 0.14; SGLang's server_args at 0.5; TensorRT-LLM's build and serve
-defaults at 0.9–1.0 and its performance guide; LMDeploy's TurboMind configuration at 0.1.
+Sources: vLLM's EngineArgs and scheduler at 0.2, 0.6, 0.8, 0.11 and 0.14; SGLang's server_args at 0.5; TensorRT-LLM's
+build and serve defaults at 0.9 to 1.0 and its performance guide; LMDeploy's TurboMind configuration at 0.1.
 """
 
 from __future__ import annotations
