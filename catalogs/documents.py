@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from splitplan.catalogs.errors import DocumentError, Problem, nearest_names, shorten
+from splitplan.catalogs.parsing import KeyPath, dotted, parse_text
+
+__all__ = ["Document", "KeyPath", "dotted", "parse_document", "read_document", "read_text", "validate"]
 
 MAX_DOCUMENT_BYTES = 4 * 2**20
-KeyPath = tuple[str | int, ...]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -35,14 +36,6 @@ class Document:
     def problem(self, key_path: KeyPath, message: str, expected: str = "", next_step: str = "") -> Problem:
         """A `Problem` at a key of this document."""
         return Problem(message, self.where(key_path), dotted(key_path), expected, next_step)
-
-
-def dotted(key_path: KeyPath) -> str:
-    """`racks[0].nodes[2].gpu` for ("racks", 0, "nodes", 2, "gpu")."""
-    text = ""
-    for part in key_path:
-        text += f"[{part}]" if isinstance(part, int) else (f".{part}" if text else str(part))
-    return text
 
 
 def read_document(path: str | Path, what: str = "file", *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Document:
@@ -74,52 +67,15 @@ def read_text(path: str | Path, what: str = "file", *, max_bytes: int = MAX_DOCU
 
 
 def parse_document(text: str, path: str, what: str = "file") -> Document:
-    """Parse YAML or JSON text into a Document."""
-    loader = yaml.SafeLoader(text) if not hasattr(yaml, "CSafeLoader") else yaml.CSafeLoader(text)
-    try:
-        node = loader.get_single_node()
-        lines: dict[KeyPath, int] = {}
-        problems: list[Problem] = []
-        if node is not None:
-            _walk(node, (), path, lines, problems)
-        if problems:
-            raise DocumentError(problems)
-        data = loader.construct_document(node) if node is not None else None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"{path}:{mark.line + 1}" if mark else path
-        message = f"not valid YAML: {shorten(error.problem or error.context)}"
-        raise DocumentError(Problem(message, where, expected=f"a {what} in YAML or JSON")) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise DocumentError(
-            Problem(f"not valid YAML: {shorten(error)}", path, expected=f"a {what} in YAML or JSON")
-        ) from None
-    finally:
-        loader.dispose()
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        found = "nothing" if data is None else f"a {type(data).__name__}"
+    """Parse YAML or JSON text into a Document. Raises DocumentError and nothing else, whatever the text is."""
+    parsed = parse_text(text, path, what)
+    if not isinstance(parsed.data, dict):
+        found = _KINDS.get(type(parsed.data), "a number")
         raise DocumentError(Problem(f"holds {found}", f"{path}:1", expected=f"a mapping of keys to values ({what})"))
-    return Document(path, data, lines)
+    return Document(path, parsed.data, parsed.lines)
 
 
-def _walk(node: yaml.Node, at: KeyPath, path: str, lines: dict[KeyPath, int], problems: list[Problem]) -> None:
-    lines.setdefault(at, node.start_mark.line + 1)
-    if isinstance(node, yaml.MappingNode):
-        for key_node, value_node in node.value:
-            key = (*at, str(key_node.value))
-            if key in lines and key_node.value != "<<":
-                problems.append(
-                    Problem(
-                        f"key given twice (first at line {lines[key]})",
-                        f"{path}:{key_node.start_mark.line + 1}",
-                        dotted(key),
-                    )
-                )
-            lines[key] = key_node.start_mark.line + 1
-            _walk(value_node, key, path, lines, problems)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            _walk(item, (*at, index), path, lines, problems)
+_KINDS = {type(None): "nothing", str: "text", list: "a list", bool: "a truth value"}
 
 
 def validate(document: Document, schema: type[ModelT]) -> ModelT:

@@ -110,6 +110,7 @@ def nearest_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
 
 
 def shorten(text: object, limit: int = 80) -> str:
-    """A user's value as one printable line of at most `limit` characters."""
-    line = " ".join(str(text).split())
+    """A user's value as one printable line of at most `limit` characters; control characters become "�"."""
+    line = " ".join(str(text)[: 10 * limit].split())
+    line = "".join(character if character.isprintable() else "\ufffd" for character in line)
     return line if len(line) <= limit else line[: limit - 1] + "…"

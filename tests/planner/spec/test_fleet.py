@@ -140,7 +140,7 @@ def test_gpus_in_use_are_not_counted() -> None:
         (one_rack("gpu: h100, gpus: -8"), "lab.yaml:7 `racks[0].nodes[0].gpus`: is -8"),
         (one_rack("gpu: h100, gpus: 0"), "is 0"),
         (one_rack("gpu: h100, gpus: '8'"), "is '8'"),
-        (one_rack("gpu: h100, gpus: 8, usd_per_gpu_hour: .nan"), "is nan"),
+        (one_rack("gpu: h100, gpus: 8, usd_per_gpu_hour: .nan"), "not a finite number"),
         (one_rack("gpu: h100, gpus: 8, gpus_in_use: [8]"), "GPU indices from 0 to 7"),
         (one_rack("gpu: h100, gpus: 4, pci_roots: [[0, 1], [1, 2, 3]]"), "exactly one root"),
         (one_rack("gpu: h100, gpus: 8, nvlink_domain_gpus: 3"), "a divisor or a multiple"),
