@@ -7,22 +7,63 @@ from typing import Annotated, Any
 
 import typer
 
-from splitplan.catalogs.errors import ProfileError
 from splitplan.planner.cli import output
 
 app = typer.Typer(
     help="Operation times of a GPU: measured here, or imported.",
-    epilog="Example: planner profile import aiconfigurator --gpu h100 --engine vllm",
+    epilog="Example: planner profile --device cpu --model qwen3-0.6b --budget-s 60",
 )
 importers = typer.Typer(help="Turn published measurements into a profile.", no_args_is_help=True)
 app.add_typer(importers, name="import")
 
 
 @app.callback(invoke_without_command=True)
-def profile(context: typer.Context) -> None:
-    """Measure this machine's device, or import published measurements (`planner profile import`)."""
-    if context.invoked_subcommand is None:
-        raise ProfileError("measuring is not part of this build; `planner profile import` is")
+def profile(
+    context: typer.Context,
+    device: Annotated[str, typer.Option(help="What to measure: cuda, cuda:N or cpu.")] = "cuda",
+    gpu: Annotated[str, typer.Option(help="Catalog name, where the driver's name is not in the catalog.")] = "",
+    model: Annotated[list[str] | None, typer.Option(help="Model whose shapes to measure; repeat for several.")] = None,
+    tp: Annotated[str, typer.Option(help="Tensor parallel sizes, such as 1,2,4. Default: up to one node.")] = "",
+    dtype: Annotated[list[str] | None, typer.Option(help="Weight dtype; repeat for several. Default: bf16.")] = None,
+    kv_dtype: Annotated[list[str] | None, typer.Option(help="KV dtype; repeat for several. Default: bf16.")] = None,
+    budget_s: Annotated[float | None, typer.Option(help="Seconds in all; the least informative points go.")] = None,
+    plan_only: Annotated[bool, typer.Option("--plan-only", help="Print the points and an estimate; no GPU.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue earlier rows; measure what is missing.")] = False,
+    file: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Profile to write; default: <gpu>.splitplan.npz here.")
+    ] = None,
+    json: output.JsonFlag = False,
+) -> None:
+    """Measure this machine's device, or import published measurements (`planner profile import`).
+
+    Writes a profile, and beside it every measured row (.rows.jsonl) as it finishes. Sets nothing on the device.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from splitplan.planner.cli import profile_measure as shown
+    from splitplan.profiler import session
+
+    options = session.Options(
+        models=tuple(model or session.DEFAULT_MODELS),
+        tensor_parallel=session.parse_sizes(tp),
+        dtypes=tuple(dtype or ("bf16",)),
+        kv_dtypes=tuple(kv_dtype or ("bf16",)),
+        budget_s=budget_s,
+    )
+    if plan_only:
+        name = session.gpu_to_plan_for(device, gpu)
+        plan = session.plan_without_hardware(name, options)
+        if json:
+            output.print_json("profile-plan", shown.plan_document(name, plan))
+        else:
+            shown.print_plan(name, plan)
+        return
+    with shown.progress_bar() as show:
+        measured = session.measure_device(device, options, file, gpu_name=gpu, resume=resume, show=show)
+    if json:
+        output.print_json("profile-run", shown.measured_document(measured))
+    else:
+        shown.print_measured(measured)
 
 
 @importers.command(epilog="Example: planner profile import aiconfigurator --gpu l40s --engine sglang -o profiles/")

@@ -1,0 +1,100 @@
+"""What `planner profile` prints while and after it measures."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from splitplan.planner.cli import output
+
+if TYPE_CHECKING:
+    from splitplan.profiler.measure import Progress
+    from splitplan.profiler.points import MeasurementPlan, Point
+    from splitplan.profiler.session import Measured
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[Progress], None]]:
+    """A bar with the time left on a terminal's stderr; silence anywhere else."""
+    if not sys.stderr.isatty():
+        yield lambda progress: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]} left  {task.description}"))
+    with Bar(*columns, console=output.stderr_console(), transient=True) as bar:
+        task = bar.add_task("", total=None, left="?")
+
+        def show(progress: Progress) -> None:
+            left = f"{progress.left_s:.0f} s" if progress.left_s < 90 else f"{progress.left_s / 60:.0f} min"
+            bar.update(task, total=progress.total, completed=progress.done, description=progress.key, left=left)
+
+        yield show
+
+
+def plan_document(gpu: str, plan: MeasurementPlan) -> dict[str, Any]:
+    """A plan of points as JSON data."""
+    return {
+        "gpu": gpu,
+        "estimate_s": round(plan.estimate_s, 3),
+        "plan_hash": plan.plan_hash,
+        "points": [_point_document(point) for point in plan.points],
+        "shed": [_point_document(point) for point in plan.shed],
+    }
+
+
+def print_plan(gpu: str, plan: MeasurementPlan) -> None:
+    """Every point with its estimate, then the sum by family."""
+    for point in plan.points:
+        typer.echo(f"{1e3 * point.op_s:10.3f} ms  level {point.level}  {point.key}")
+    counts = Counter(point.family for point in plan.points)
+    families = ", ".join(f"{count} {family}" for family, count in sorted(counts.items()))
+    typer.echo(f"{len(plan.points)} points on {gpu}: {families}")
+    typer.echo(f"about {plan.estimate_s:.0f} s (an estimate from rated speeds, not a measurement)")
+    if plan.shed:
+        typer.echo(f"{len(plan.shed)} points do not fit the budget and are left out, least informative first")
+
+
+def measured_document(measured: Measured) -> dict[str, Any]:
+    """A finished run as JSON data."""
+    outcome, profile = measured.outcome, measured.profile
+    return {
+        "path": str(measured.path),
+        "rows_path": str(measured.rows_path),
+        "gpu": profile.gpu,
+        "engine": profile.engine,
+        "measured": outcome.measured,
+        "failed": outcome.failed,
+        "resumed": outcome.resumed,
+        "throttled": outcome.throttled,
+        "left_out": len(outcome.unmeasured) + len(measured.plan.shed),
+        "tables": {family: len(table) for family, table in profile.tables.items()},
+        "notes": list(profile.notes),
+    }
+
+
+def print_measured(measured: Measured) -> None:
+    """What was measured, what failed, what the budget left out, and where it all is."""
+    outcome, profile = measured.outcome, measured.profile
+    tables = ", ".join(f"{len(table)} {family}" for family, table in profile.tables.items())
+    typer.echo(f"{measured.path}  {profile.gpu}, {tables}")
+    for line in profile.notes:
+        typer.echo(f"  {line}")
+    if outcome.resumed:
+        typer.echo(f"  {outcome.resumed} points were there already; {outcome.measured} measured now")
+    left_out = len(outcome.unmeasured) + len(measured.plan.shed)
+    if left_out:
+        typer.echo(f"  {left_out} points left out for the budget; a larger --budget-s with --resume measures them")
+    if outcome.failed:
+        typer.echo(f'  {outcome.failed} points failed: see "status": "failed" in {measured.rows_path}')
+    output.note(f"Next: planner catalog show profile {measured.path}")
+
+
+def _point_document(point: Point) -> dict[str, Any]:
+    return {"family": point.family, **dict(point.shape), "level": point.level, "estimate_s": point.op_s}

@@ -1,0 +1,142 @@
+"""The measuring loop: one point after another, each finished row on disk before the next begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from splitplan.catalogs.errors import Problem, ProfileError
+from splitplan.profiler.device import is_throttled
+from splitplan.profiler.points import MeasurementPlan, Point, point_cost_s
+from splitplan.profiler.rows import Row, RowFile
+from splitplan.profiler.runners import DeviceLostError, Runner
+from splitplan.profiler.timer import Effort
+
+SLOWER_AT_MOST = 50.0  # how far an estimate is corrected by what its family has shown
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run is."""
+
+    done: int
+    total: int
+    left_s: float
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run did with its plan."""
+
+    measured: int
+    failed: int
+    resumed: int  # rows that were there already
+    unmeasured: tuple[Point, ...]  # for which the budget did not last
+    throttled: int
+
+
+class Estimates:
+    """Estimates that learn: the ratio of measured to estimated time of each family, smoothed."""
+
+    def __init__(self, effort: Effort) -> None:
+        self._effort = effort
+        self._ratio: dict[str, float] = {}
+
+    def cost_s(self, point: Point) -> float:
+        """Expected seconds of measuring a point."""
+        return point_cost_s(replace(point, op_s=point.op_s * self._ratio.get(point.family, 1.0)), self._effort)
+
+    def learn(self, point: Point, median_s: float) -> None:
+        """Takes in one measured point."""
+        ratio = min(max(median_s / max(point.op_s, 1e-9), 1 / SLOWER_AT_MOST), SLOWER_AT_MOST)
+        known = self._ratio.get(point.family)
+        self._ratio[point.family] = ratio if known is None else 0.5 * known + 0.5 * ratio
+
+
+def measure_plan(
+    plan: MeasurementPlan,
+    *,
+    runner: Runner,
+    rows: RowFile,
+    provenance: Mapping[str, str],
+    budget_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    show: Callable[[Progress], None] = lambda progress: None,
+) -> Outcome:
+    """Measures what `rows` does not hold yet, in the plan's order, until it is done or the budget is.
+
+    An operation that fails is recorded and the next one follows. Ctrl-C ends the run with every finished row kept.
+    """
+    _check_same_device(rows, provenance)
+    finished = {row.key for row in rows.rows}
+    todo = [point for point in plan.points if point.key not in finished]
+    deadline = None if budget_s is None else clock() + budget_s
+    estimates, unmeasured, new_rows = Estimates(plan.effort), [], []
+    for index, point in enumerate(todo):
+        left_s = sum(estimates.cost_s(later) for later in todo[index:])
+        if deadline is not None:
+            left_s = min(left_s, deadline - clock())
+            if clock() + estimates.cost_s(point) > deadline:
+                unmeasured.append(point)
+                continue
+        show(Progress(index, len(todo), max(left_s, 0.0), point.key))
+        row = measure_point(point, plan.effort, runner, provenance)
+        rows.append(row)
+        new_rows.append(row)
+        if row.median_s is not None:
+            estimates.learn(point, row.median_s)
+    show(Progress(len(todo), len(todo), 0.0, ""))
+    return Outcome(
+        measured=sum(row.status == "measured" for row in new_rows),
+        failed=sum(row.status == "failed" for row in new_rows),
+        resumed=sum(point.key in finished for point in plan.points),
+        unmeasured=tuple(unmeasured),
+        throttled=sum(row.throttled for row in new_rows),
+    )
+
+
+def measure_point(point: Point, effort: Effort, runner: Runner, provenance: Mapping[str, str]) -> Row:
+    """One point. Whatever it raises (memory, a missing kernel) is that point's result, and its row."""
+    shape = dict(point.shape)
+    try:
+        run = runner.run(point, effort)
+    except DeviceLostError:
+        raise
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        return Row(point.key, point.family, shape, "failed", error=message, provenance=provenance)
+    return Row(
+        point.key,
+        point.family,
+        shape,
+        "measured",
+        median_s=run.timing.median_s,
+        p20_s=run.timing.p20_s,
+        p80_s=run.timing.p80_s,
+        repetitions=run.timing.repetitions,
+        how=run.timing.how,
+        launch_overhead_s=run.timing.launch_overhead_s,
+        cache=run.cache,
+        throttled=is_throttled(run.before, run.after),
+        clock_mhz=run.after.clock_mhz,
+        power_watts=run.after.power_watts,
+        temperature_c=run.after.temperature_c,
+        provenance=provenance,
+    )
+
+
+def _check_same_device(rows: RowFile, provenance: Mapping[str, str]) -> None:
+    """Rows of two devices or two software versions must not end in one table."""
+    for row in rows.rows:
+        for name in ("device", "uuid", "driver", "torch", "triton", "kernels"):
+            there, here = row.provenance.get(name, ""), provenance.get(name, "")
+            if there != here:
+                raise ProfileError(
+                    Problem(
+                        f"rows were measured with {name} '{there}', this is '{here}'",
+                        str(rows.path),
+                        next_step="choose another -o: rows of both must not end in one table",
+                    )
+                )

@@ -1,0 +1,149 @@
+"""Timing one operation, behind one boundary: `Timer.measure` runs a callable and returns seconds with their spread.
+
+An operation is a callable of the repetition's number, so that it can take other buffers each time: whoever builds it
+rotates through more memory than the caches hold where serving would find the data cold. The clock is a parameter, which
+is how the arithmetic is tested.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Call = Callable[[int], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long a timing may take."""
+
+    warmup_s: float = 0.025
+    repeat_s: float = 0.1
+    min_repetitions: int = 3
+    max_repetitions: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one call: median, 20th and 80th percentile over the repetitions."""
+
+    median_s: float
+    p20_s: float
+    p80_s: float
+    repetitions: int
+    how: str = "eager"  # "graph": replayed from a CUDA graph, as engines decode
+    launch_overhead_s: float | None = None  # eager minus graph, where both were timed
+
+
+class Timer(Protocol):
+    """Something that can time a call on one kind of device."""
+
+    def measure(self, call: Call, effort: Effort, *, rotations: int = 1) -> Timing:
+        """Time `call(i)`; `rotations` is after how many calls its buffers repeat."""
+        ...
+
+
+class CpuTimer:
+    """Wall-clock timing of a call that returns when its work is done."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+
+    def measure(self, call: Call, effort: Effort, *, rotations: int = 1) -> Timing:
+        """Warms up for `warmup_s` (at least one call), then repeats for `repeat_s`."""
+        index = self._repeat(call, effort.warmup_s, 1, effort.max_repetitions, 0, [])
+        seconds: list[float] = []
+        self._repeat(call, effort.repeat_s, effort.min_repetitions, effort.max_repetitions, index, seconds)
+        return summarise(seconds)
+
+    def _repeat(self, call: Call, limit_s: float, at_least: int, at_most: int, index: int, seconds: list[float]) -> int:
+        start = last = self._clock()
+        done = 0
+        while done < at_most and (done < at_least or last - start < limit_s):
+            before = self._clock()
+            call(index + done)
+            last = self._clock()
+            seconds.append(last - before)
+            done += 1
+        return index + done
+
+
+class CudaTimer:
+    """Timing on a CUDA stream with events; short operations also from a CUDA graph, as engines replay them.
+
+    Cold data is the operation's business (it rotates through more than the L2 holds); with `rotations` = 1 the L2 is
+    flushed between calls by writing a buffer of twice its size, outside the timed span.
+    """
+
+    def __init__(self, torch: Any, l2_bytes: int, *, graph_below_s: float = 1e-3) -> None:
+        self._torch = torch
+        self._graph_below_s = graph_below_s
+        self._flush = torch.empty(max(2 * l2_bytes, 1 << 20) // 4, dtype=torch.int32, device="cuda")
+
+    def measure(self, call: Call, effort: Effort, *, rotations: int = 1) -> Timing:
+        """Eager timing of each call; when it is shorter than `graph_below_s`, the graph's time is the answer."""
+        torch = self._torch
+        start, seconds_per_call = time.perf_counter(), 0.0
+        calls = 0
+        while calls < 1 or (time.perf_counter() - start < effort.warmup_s and calls < effort.max_repetitions):
+            call(calls)
+            calls += 1
+            torch.cuda.synchronize()
+            seconds_per_call = (time.perf_counter() - start) / calls
+        wanted = int(effort.repeat_s / max(seconds_per_call, 1e-6))
+        repetitions = min(max(wanted, effort.min_repetitions), effort.max_repetitions, 1000)
+        eager = summarise(self._eager(call, repetitions, flush=rotations == 1))
+        if eager.median_s > self._graph_below_s:
+            return eager
+        graph = self._from_graph(call, effort, max(rotations, 2))
+        if graph is None:
+            return eager
+        overhead_s = max(eager.median_s - graph.median_s, 0.0)
+        return Timing(graph.median_s, graph.p20_s, graph.p80_s, graph.repetitions, "graph", overhead_s)
+
+    def _eager(self, call: Call, repetitions: int, *, flush: bool) -> list[float]:
+        torch = self._torch
+        events = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repetitions)
+        ]
+        for index, (before, after) in enumerate(events):
+            if flush:
+                self._flush.random_(0, 1 << 30)
+            before.record()
+            call(index)
+            after.record()
+        torch.cuda.synchronize()
+        return [before.elapsed_time(after) / 1e3 for before, after in events]
+
+    def _from_graph(self, call: Call, effort: Effort, calls_per_graph: int) -> Timing | None:
+        """Seconds per call when `calls_per_graph` calls, each on its own buffers, are replayed as one graph."""
+        torch = self._torch
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                for index in range(calls_per_graph):
+                    call(index)
+        except RuntimeError:  # an operation that allocates or synchronises cannot be captured: the eager time stands
+            torch.cuda.synchronize()
+            return None
+        graph.replay()
+        torch.cuda.synchronize()
+        one = self._eager(lambda _: graph.replay(), 1, flush=False)[0]
+        replays = min(max(int(effort.repeat_s / max(one, 1e-6)), effort.min_repetitions), 200)
+        timing = summarise([s / calls_per_graph for s in self._eager(lambda _: graph.replay(), replays, flush=False)])
+        return Timing(timing.median_s, timing.p20_s, timing.p80_s, replays * calls_per_graph, "graph")
+
+
+def summarise(seconds: Sequence[float]) -> Timing:
+    """Median, p20 and p80 by linear interpolation between order statistics; every repetition counts."""
+    ordered = sorted(seconds)
+    return Timing(_quantile(ordered, 0.5), _quantile(ordered, 0.2), _quantile(ordered, 0.8), len(ordered))
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    position = share * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
