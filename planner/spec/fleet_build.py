@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from splitplan.catalogs.documents import Document, KeyPath, read_document, validate
-from splitplan.catalogs.errors import Problem, UnknownNameError, UsageError, nearest_names, shorten
+from splitplan.catalogs.errors import Problem, UsageError, nearest_names, shorten
 from splitplan.planner.spec.fleet import Fleet, Pod, Rack
 from splitplan.planner.spec.fleet_nodes import full_racks
 from splitplan.planner.spec.fleet_prices import price_tiers
@@ -17,28 +17,12 @@ from splitplan.planner.spec.fleet_quick import quick_racks
 from splitplan.planner.spec.fleet_schema import PRICE_KINDS, FleetFile
 from splitplan.planner.spec.fleet_write import document_of
 from splitplan.planner.spec.reading import BYTES_PER_GBIT, Reading
-
-SHIPPED = Path(__file__).resolve().parents[2] / "catalogs" / "fleets"
-
-
-def shipped_fleets() -> tuple[str, ...]:
-    """Names of the fleets that ship with the project."""
-    return tuple(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
-
-
-def fleet_path(path_or_name: str | Path) -> Path:
-    """The file meant by a path or by the name of a shipped fleet. Raises UnknownNameError when it can be neither."""
-    path = Path(path_or_name)
-    if path.exists() or path.suffix in (".yaml", ".yml", ".json") or len(path.parts) != 1:
-        return path
-    if str(path_or_name) not in shipped_fleets():
-        raise UnknownNameError("fleet", str(path_or_name), shipped_fleets())
-    return SHIPPED / f"{path_or_name}.yaml"
+from splitplan.planner.spec.shipped import file_of
 
 
 def read_fleet(path_or_name: str | Path, price_kind: str) -> Fleet:
     """See `splitplan.planner.spec.fleet.load_fleet`."""
-    return build_fleet(read_document(fleet_path(path_or_name), "fleet"), price_kind)
+    return build_fleet(read_document(file_of("fleet", path_or_name), "fleet"), price_kind)
 
 
 def build_fleet(document: Document, price_kind: str = "on_demand") -> Fleet:

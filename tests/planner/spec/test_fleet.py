@@ -16,8 +16,9 @@ from splitplan.catalogs.documents import parse_document
 from splitplan.catalogs.errors import DocumentError, SplitplanError, UnknownNameError, UsageError
 from splitplan.catalogs.gpus import find_gpu
 from splitplan.planner.spec.fleet import Fleet, as_document, load_fleet
-from splitplan.planner.spec.fleet_build import build_fleet, shipped_fleets
+from splitplan.planner.spec.fleet_build import build_fleet
 from splitplan.planner.spec.fleet_write import write_fleet
+from splitplan.planner.spec.shipped import shipped_names
 
 HEAD = "kind: Fleet\nversion: 1\nname: lab\n"
 
@@ -40,7 +41,7 @@ def without_hash(fleet: Fleet) -> Fleet:
     return replace(fleet, notes=(), content_hash="")
 
 
-@pytest.mark.parametrize("name", shipped_fleets())
+@pytest.mark.parametrize("name", shipped_names("fleet"))
 def test_shipped_fleets_load_and_assume_nothing(name: str) -> None:
     """Every node, NIC and power figure of a shipped fleet is written down."""
     fleet = load_fleet(name)
@@ -196,7 +197,7 @@ def test_an_unknown_fleet_name_offers_the_nearest() -> None:
         load_fleet("nowhere/four-racks.yaml")
 
 
-@pytest.mark.parametrize("name", shipped_fleets())
+@pytest.mark.parametrize("name", shipped_names("fleet"))
 def test_what_is_written_reads_back_to_the_same_fleet(name: str, tmp_path: Path) -> None:
     fleet = load_fleet(name)
     write_fleet(fleet, tmp_path / "fleet.yaml")

@@ -1,0 +1,89 @@
+"""From recorded requests to a description small enough to ship, as `planner workload fit` writes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from splitplan.catalogs.errors import InputError, Problem
+from splitplan.planner.spec.arrivals import burstiness
+from splitplan.planner.spec.fit import fit_gaps, fit_lengths
+from splitplan.planner.spec.prefix import cached_tokens
+from splitplan.planner.spec.workload import IntArray, Requests
+
+DEFAULT_CACHE_TOKENS = 1_048_576
+POISSON_LIKE_SCV = 0.05  # closer to 1 than this, a list of gaps says nothing that `scv` does not
+SIGNIFICANT_DIGITS = 6
+
+
+def fit_document(
+    requests: Requests,
+    name: str,
+    *,
+    class_names: Sequence[str] = ("all",),
+    source: str = "",
+    licence: str = "",
+    cache_tokens: float = DEFAULT_CACHE_TOKENS,
+    num_points: int = 1024,
+) -> dict[str, Any]:
+    """A Workload file's mapping that keeps rate, burstiness, and the joint lengths of each class of `requests`.
+
+    Prefix hits are those of one LRU cache of `cache_tokens`, where the requests carry prefix blocks. Raises InputError
+    for fewer than two requests, or requests that all arrive at once: they have no rate.
+    """
+    rate = requests.rate_req_per_s
+    if not math.isfinite(rate):
+        message = f"{len(requests)} requests without time between them have no rate"
+        raise InputError(Problem(message, name, expected="at least two requests at different times"))
+    cached = requests.cached_tokens
+    if requests.prefix is not None:
+        cache_blocks = cache_tokens // requests.prefix.block_tokens
+        cached = cached_tokens(requests.prefix, requests.input_tokens, cache_blocks)
+    document: dict[str, Any] = {"kind": "Workload", "version": 1, "name": name, "source": source, "licence": licence}
+    document["rate_req_per_s"] = _rounded(rate)
+    document["arrivals"] = _arrivals(requests)
+    if len(class_names) == 1:
+        document["lengths"] = {"sample": _sample(requests, cached, num_points)}
+    else:
+        document["classes"] = [
+            {
+                "name": class_name,
+                "share": _rounded(float(np.mean(requests.class_index == index))),
+                "lengths": {"sample": _sample(*_only(requests, cached, index), num_points)},
+            }
+            for index, class_name in enumerate(class_names)
+            if (requests.class_index == index).any()
+        ]
+    return {key: value for key, value in document.items() if value != ""}
+
+
+def _only(requests: Requests, cached: IntArray, index: int) -> tuple[Requests, IntArray]:
+    rows = np.flatnonzero(requests.class_index == index)
+    return requests.take(rows), cached[rows]
+
+
+def _arrivals(requests: Requests) -> dict[str, Any]:
+    found = burstiness(requests.arrival_s)
+    if found.stamp_s is not None or abs(found.gap_scv - 1) < POISSON_LIKE_SCV or len(requests) < 100:
+        return {"scv": _rounded(found.scv)}
+    value, count = fit_gaps(np.diff(requests.arrival_s))
+    return {"scv": _rounded(found.scv), "gaps": [_rounded(gap) for gap in value.tolist()], "weight": count.tolist()}
+
+
+def _sample(requests: Requests, cached: IntArray, num_points: int) -> dict[str, Any]:
+    rows = fit_lengths(requests.input_tokens, requests.output_tokens, cached, num_points=num_points)
+    sample = {
+        "input_tokens": rows.input_tokens.tolist(),
+        "output_tokens": rows.output_tokens.tolist(),
+        "weight": rows.units.tolist(),
+    }
+    if rows.cached_tokens.any():
+        sample["cached_tokens"] = rows.cached_tokens.tolist()
+    return sample
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.{SIGNIFICANT_DIGITS}g}")

@@ -1,0 +1,183 @@
+"""From a Workload file, a form such as `fixed:1024/200`, or a trace to a Workload."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from splitplan.catalogs.documents import Document, KeyPath, read_document, validate
+from splitplan.catalogs.errors import InputError, Problem, SplitplanError
+from splitplan.planner.spec.forms import form_lengths, is_form
+from splitplan.planner.spec.length_rows import LengthRows, joined, rows_of_file
+from splitplan.planner.spec.reading import Reading
+from splitplan.planner.spec.shipped import file_of
+from splitplan.planner.spec.slo import Slo, parse_slo
+from splitplan.planner.spec.workload import Gaps, RequestClass, Workload, check_rate
+from splitplan.planner.spec.workload_schema import ArrivalsFile, WorkloadFile
+
+MAX_WORKLOAD_BYTES = 16 * 2**20
+MIN_SHARE_SUM, MAX_SHARE_SUM = 0.999, 1.001
+
+
+def read_workload(
+    name_or_path: str | Path, rate_req_per_s: float | None, *, start_s: float, end_s: float | None
+) -> Workload:
+    """See `splitplan.planner.spec.workload.load_workload`."""
+    name = str(name_or_path)
+    if rate_req_per_s is not None:
+        check_rate(rate_req_per_s, where=name)
+    if is_form(name):
+        workload = _workload_of_form(name, rate_req_per_s)
+    else:
+        document = read_document(file_of("workload", name), "workload", max_bytes=MAX_WORKLOAD_BYTES)
+        workload = build_workload(document, rate_req_per_s)
+    return replace(workload, content_hash=workload_hash(workload))
+
+
+def build_workload(document: Document, rate_req_per_s: float | None = None) -> Workload:
+    """Check a parsed Workload file and build the workload. Raises DocumentError with every problem."""
+    file = validate(document, WorkloadFile)
+    reading = Reading(document)
+    if (file.lengths is None) == (not file.classes):
+        reading.reject((), "needs one of `lengths` and `classes`", expected="lengths of one class, or several classes")
+    if file.rate_req_per_s is not None and file.hourly_req_per_s:
+        reading.reject(("hourly_req_per_s",), "given together with `rate_req_per_s`", expected="one of the two")
+    rows = _rows(file, reading)
+    gaps = _gaps(file.arrivals, reading)
+    classes = _classes(file, reading)
+    reading.stop_on_problems()
+    own_rate = max(file.hourly_req_per_s) if file.hourly_req_per_s else file.rate_req_per_s
+    rate = _known_rate(own_rate, rate_req_per_s, file.name, document.path)
+    scale = rate / own_rate if own_rate else 1.0
+    return Workload(
+        name=file.name,
+        rate_req_per_s=rate,
+        arrival_scv=_scv(file.arrivals, gaps),
+        classes=classes,
+        input_tokens=rows.input_tokens,
+        output_tokens=rows.output_tokens,
+        class_index=rows.class_index,
+        weight=rows.weight,
+        prefix_hit_ratio=float(rows.cached_tokens @ rows.weight / (rows.input_tokens @ rows.weight)),
+        source=file.source or document.path,
+        cached_tokens=rows.cached_tokens,
+        gaps=gaps,
+        hourly_req_per_s=tuple(hour * scale for hour in file.hourly_req_per_s),
+    )
+
+
+def _known_rate(own: float | None, wanted: float | None, name: str, where: str) -> float:
+    """The rate asked for, else the workload's own; traffic that nobody stated is an error, not zero."""
+    rate = wanted if wanted is not None else own
+    if rate is None:
+        hint = "add --rate 10, or rate_req_per_s to the file"
+        message = f"{name} says how long requests are but not how many come"
+        raise InputError(Problem(message, where, "rate_req_per_s", "requests per second", hint))
+    return rate
+
+
+def _workload_of_form(text: str, rate_req_per_s: float | None) -> Workload:
+    input_tokens, output_tokens = form_lengths(text)
+    num_rows = len(input_tokens)
+    return Workload(
+        name=text,
+        rate_req_per_s=_known_rate(None, rate_req_per_s, text, ""),
+        arrival_scv=1.0,
+        classes=(RequestClass("all"),),
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        class_index=np.zeros(num_rows, dtype=np.int64),
+        weight=np.full(num_rows, 1.0 / num_rows),
+        prefix_hit_ratio=0.0,
+        source="formula",
+        notes=("arrivals assumed Poisson",),
+    )
+
+
+def _rows(file: WorkloadFile, reading: Reading) -> LengthRows:
+    if file.lengths is not None:
+        return rows_of_file(file.lengths, file.prefix_hit_ratio, ("lengths",), reading)
+    parts: list[tuple[LengthRows, float]] = []
+    for index, class_file in enumerate(file.classes):
+        hit_ratio = class_file.prefix_hit_ratio
+        hit_ratio = file.prefix_hit_ratio if hit_ratio is None else hit_ratio
+        rows = rows_of_file(class_file.lengths, hit_ratio, ("classes", index, "lengths"), reading)
+        parts.append((replace(rows, class_index=rows.class_index + index), class_file.share))
+    total = math.fsum(share for _, share in parts)
+    if parts and not MIN_SHARE_SUM <= total <= MAX_SHARE_SUM:
+        reading.reject(("classes",), f"shares add up to {total:g}", expected="shares of requests that add up to 1")
+    return joined(parts)
+
+
+def _classes(file: WorkloadFile, reading: Reading) -> tuple[RequestClass, ...]:
+    if not file.classes:
+        return (RequestClass("all"),)
+    classes: list[RequestClass] = []
+    for index, class_file in enumerate(file.classes):
+        at: KeyPath = ("classes", index)
+        if any(known.name == class_file.name for known in classes):
+            reading.reject((*at, "name"), f"class '{class_file.name}' given twice", expected="each name once")
+        slo = None if class_file.slo is None else _slo(class_file.slo, (*at, "slo"), reading)
+        classes.append(RequestClass(class_file.name, slo))
+    return tuple(classes)
+
+
+def _slo(text: str, at: KeyPath, reading: Reading) -> Slo | None:
+    try:
+        return parse_slo(text, where="")
+    except SplitplanError as error:
+        for problem in error.problems:
+            message = f"{problem.where.strip()}: {problem.message}" if problem.where else problem.message
+            reading.reject(at, message, problem.expected, problem.next_step)
+        return None
+
+
+def _gaps(arrivals: ArrivalsFile, reading: Reading) -> Gaps | None:
+    if not arrivals.gaps:
+        if arrivals.weight:
+            reading.reject(("arrivals", "weight"), "given without `gaps`", expected="one weight for each gap")
+        return None
+    weight = np.array(arrivals.weight or [1.0] * len(arrivals.gaps))
+    value = np.array(arrivals.gaps, dtype=np.float64)
+    if len(weight) != len(value) or weight.sum() <= 0:
+        reading.reject(("arrivals", "weight"), f"has {len(weight)} entries", f"{len(value)}, as many as `gaps`")
+        return None
+    weight = weight / weight.sum()
+    mean = float(value @ weight)
+    if mean <= 0:
+        reading.reject(("arrivals", "gaps"), "are all 0", expected="inter-arrival times with a mean above 0")
+        return None
+    return Gaps(value / mean, weight)
+
+
+def _scv(arrivals: ArrivalsFile, gaps: Gaps | None) -> float:
+    return arrivals.scv if gaps is None else float((gaps.value - 1.0) ** 2 @ gaps.weight)
+
+
+def workload_hash(workload: Workload) -> str:
+    """SHA-256 over everything that `sample` and the planner depend on."""
+    digest = hashlib.sha256()
+    plain: Sequence[object] = (
+        workload.rate_req_per_s,
+        workload.arrival_scv,
+        workload.classes,
+        workload.prefix_hit_ratio,
+        workload.hourly_req_per_s,
+    )
+    digest.update(repr(plain).encode())
+    arrays = [workload.input_tokens, workload.output_tokens, workload.class_index, workload.weight]
+    arrays += [] if workload.cached_tokens is None else [workload.cached_tokens]
+    arrays += [] if workload.gaps is None else [workload.gaps.value, workload.gaps.weight]
+    if workload.trace is not None:
+        trace = workload.trace
+        arrays += [trace.arrival_s, trace.input_tokens, trace.output_tokens, trace.class_index, trace.cached_tokens]
+        arrays += [] if trace.prefix is None else [trace.prefix.offsets, trace.prefix.hashes]
+    for array in arrays:
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
