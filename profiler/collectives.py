@@ -6,6 +6,7 @@ fails its point and the group starts anew for the next one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -96,7 +97,8 @@ class CollectiveRunner:
             worker.wait()
             for stream in (worker.stdin, worker.stdout):
                 if stream is not None:
-                    stream.close()
+                    with contextlib.suppress(OSError):  # what was still to be written to a rank that is gone
+                        stream.close()
         self._workers = []
         if self._folder is not None:
             self._folder.cleanup()

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
+from splitplan.catalogs.engines import find_engine
 from splitplan.catalogs.errors import InputError
 from splitplan.catalogs.gpus import find_gpu
+from splitplan.catalogs.links import find_link
 from splitplan.catalogs.models import find_model
+from splitplan.planner.latency.build import step_model
 from splitplan.profiler.families import FAMILIES
 from splitplan.profiler.points import Request, make_plan, make_point, point_cost_s, refinement_levels
+from splitplan.profiler.profile import Timed
+from splitplan.profiler.query import OpTimes
 from splitplan.profiler.rates import Rates, rates_of, work
 from splitplan.profiler.shapes import GemmShape, gemm_shapes
 
@@ -41,29 +48,33 @@ def test_kv_heads_are_replicated_beyond_their_number() -> None:
     assert GemmShape(768, 8192) in gemm_shapes(find_model("llama-3.1-70b"), 16)
 
 
-def test_every_step_of_the_latency_model_asks_for_shapes_that_the_plan_measures() -> None:
-    """What the step model of a dense model queries is exactly what one profile of it holds."""
-    from splitplan.planner.latency import operations as step
-
+@pytest.mark.parametrize(
+    ("model", "tp"), [("llama-3.1-8b", 2), ("qwen3-0.6b", 1), ("mixtral-8x7b", 4), ("gemma-3-4b", 1)]
+)
+def test_every_product_of_the_step_model_is_one_that_the_plan_measures(model: str, tp: int) -> None:
+    """What a step asks of the tables is what a profile of the model holds: no shape is left to interpolation."""
     asked: set[tuple[int, int]] = set()
 
-    class Recorder:
-        def gemm(self, m: object, n: int, k: int, dtype: str) -> object:
-            asked.add((int(n), int(k)))
-            return None
+    class Recorder(OpTimes):
+        def gemm(self, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str = "bf16") -> Timed:
+            asked.add((int(np.asarray(n)), int(np.asarray(k))))
+            return super().gemm(m, n, k, dtype)
 
-        def __getattr__(self, name: str) -> object:
-            return lambda *_, **__: None
-
-    import numpy as np
-
-    stage = step.Stage(model=LLAMA, tp=2, pp=1, ep=1, weight_dtype="bf16", kv_dtype="bf16")
-    tokens = np.array([16.0])
-    for _ in step.token_operations(stage, Recorder(), None, tokens):  # type: ignore[arg-type]
-        pass
-    for _ in step.sequence_operations(stage, Recorder(), None, tokens):  # type: ignore[arg-type]
-        pass
-    assert asked == {(shape.n, shape.k) for shape in gemm_shapes(LLAMA, 2)}
+    gpu, known = find_gpu("h100"), find_model(model)
+    step_model(
+        known,
+        Recorder(None, gpu),
+        find_engine("vllm"),
+        find_link("nvlink4"),
+        tp=tp,
+        pp=1,
+        ep=1,
+        weight_dtype="bf16",
+        kv_dtype="bf16",
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+    )
+    assert asked == {(shape.n, shape.k) for shape in gemm_shapes(known, tp)}
 
 
 def test_models_that_share_shapes_share_points() -> None:
