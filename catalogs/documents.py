@@ -38,9 +38,11 @@ class Document:
         return Problem(message, self.where(key_path), dotted(key_path), expected, next_step)
 
 
-def read_document(path: str | Path, what: str = "file", *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Document:
+def read_document(
+    path: str | Path, what: str = "file", *, max_bytes: int = MAX_DOCUMENT_BYTES, finite: bool = True
+) -> Document:
     """Read a YAML or JSON mapping. Raises DocumentError, never a parser's own exception."""
-    return parse_document(read_text(path, what, max_bytes=max_bytes), str(path), what)
+    return parse_document(read_text(path, what, max_bytes=max_bytes), str(path), what, finite=finite)
 
 
 def read_text(path: str | Path, what: str = "file", *, max_bytes: int = MAX_DOCUMENT_BYTES) -> str:
@@ -66,9 +68,12 @@ def read_text(path: str | Path, what: str = "file", *, max_bytes: int = MAX_DOCU
         ) from None
 
 
-def parse_document(text: str, path: str, what: str = "file") -> Document:
-    """Parse YAML or JSON text into a Document. Raises DocumentError and nothing else, whatever the text is."""
-    parsed = parse_text(text, path, what)
+def parse_document(text: str, path: str, what: str = "file", *, finite: bool = True) -> Document:
+    """Parse YAML or JSON text into a Document. Raises DocumentError and nothing else, whatever the text is.
+
+    Infinity and NaN are errors unless `finite` is False (other people's files use them for keys we do not read).
+    """
+    parsed = parse_text(text, path, what, finite=finite)
     if not isinstance(parsed.data, dict):
         found = _KINDS.get(type(parsed.data), "a number")
         raise DocumentError(Problem(f"holds {found}", f"{path}:1", expected=f"a mapping of keys to values ({what})"))

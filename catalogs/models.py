@@ -268,6 +268,10 @@ def find_model(name_or_path: str, *, where: str = "", key: str = "") -> Model:
     what is wrong with a config.json is a DocumentError with its line.
     """
     path = Path(name_or_path)
+    if name_or_path.endswith(".json") or (path / "config.json").is_file():
+        from splitplan.catalogs.huggingface import read_config  # needs pydantic's document reader only for files
+
+        return read_config(path if name_or_path.endswith(".json") else path / "config.json")
     found = _index().get(fold(name_or_path))
     if found is None and path.is_absolute():
         found = _index().get(fold(path.name))  # a model folder elsewhere, as measurements name it
@@ -276,7 +280,12 @@ def find_model(name_or_path: str, *, where: str = "", key: str = "") -> Model:
         raise UnknownNameError("model", name_or_path, known, where=where, key=key)
     model, _, variant = found.partition("\n")
     base = load_models()[model]
-    return replace(base, **base.variants[variant]) if variant else base
+    if not variant:
+        return base
+    changes: dict[str, Any] = dict(base.variants[variant])
+    if "quantized_parts" in changes:
+        changes["quantized_parts"] = tuple(changes["quantized_parts"])
+    return replace(base, **changes)
 
 
 @cache

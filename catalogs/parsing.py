@@ -37,6 +37,7 @@ class Parsed:
     """Data under construction: lines by key path, and what was found wrong on the way."""
 
     path: str
+    finite: bool = True
     data: Any = None
     lines: dict[KeyPath, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -58,12 +59,12 @@ class Parsed:
         return DocumentError(Problem(message, where, expected=expected))
 
 
-def parse_text(text: str, path: str, what: str) -> Parsed:
+def parse_text(text: str, path: str, what: str, *, finite: bool = True) -> Parsed:
     """Parse JSON where the name ends in .json or the text is JSON, else YAML.
 
     Raises DocumentError with every problem.
     """
-    parsed = Parsed(path)
+    parsed = Parsed(path, finite)
     if text.count("\n") + text.count(",") > MAX_VALUES:
         raise parsed.stop(f"holds more than {MAX_VALUES:,} values", None, f"a {what} in YAML or JSON")
     named_json = path.endswith(".json") and bool(text.strip())
@@ -123,7 +124,7 @@ class _JsonLines:
             self._items(at, depth)
         elif token[0] == '"':
             self._text(token, at)
-        elif token not in ("true", "false", "null") and not math.isfinite(float(token)):
+        elif token not in ("true", "false", "null") and not math.isfinite(float(token)) and self.parsed.finite:
             self.parsed.refuse(f"{shorten(token, 30)} is not a finite number", self.line, at, "a number")
 
     def _text(self, token: str, at: KeyPath) -> str:
@@ -262,6 +263,6 @@ def _scalar(node: yaml.Node, at: KeyPath, line: int, parsed: Parsed) -> Any:
         value = float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
+    if not math.isfinite(value) and parsed.finite:
         parsed.refuse(f"{shorten(text, 30)} is not a finite number", line, at, "a number")
     return value
