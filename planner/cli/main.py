@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from splitplan.catalogs.errors import SplitplanError
-from splitplan.planner.cli import launch, profile
+from splitplan.planner.cli import catalog, launch, profile
 
 PROBLEM_LIMIT = 20
 
@@ -44,6 +44,7 @@ def planner(
     """Plans where an LLM runs on a mixed GPU fleet: profile, solve, verify, launch."""
 
 
+app.add_typer(catalog.app, name="catalog")
 app.command("launch")(launch.launch)
 app.add_typer(profile.app, name="profile")
 
