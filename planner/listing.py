@@ -5,14 +5,14 @@ Keys carry their unit (`memory_gib`, `usd_per_gpu_hour`); each fact keeps its co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from splitplan.catalogs.engines import Engine, find_engine, load_engines
 from splitplan.catalogs.errors import UsageError, nearest_names, shorten
 from splitplan.catalogs.gpus import Gpu, find_gpu, load_gpus
-from splitplan.catalogs.links import Link, find_link, load_links
+from splitplan.catalogs.links import find_link, load_links
 from splitplan.catalogs.models import Model, find_model, load_models
 
 Row = dict[str, Any]
@@ -55,12 +55,10 @@ def _kind(name: str) -> Kind:
     return KINDS[folded]
 
 
-def doubts(confidence: Mapping[str, str]) -> str:
-    """"solid", or the fields that are less than that, grouped: "likely bf16, l2; assumed pcie"."""
-    groups: dict[str, list[str]] = {}
-    for field, level in confidence.items():
-        groups.setdefault(level, []).append(field)
-    return "; ".join(f"{level} {', '.join(fields)}" for level, fields in groups.items()) or "solid"
+def least_confidence(levels: Iterable[str]) -> str:
+    """The worst level among the figures of an entry; "solid" when all are."""
+    found = set(levels)
+    return next((level for level in ("assumed", "unverified", "doubtful", "likely") if level in found), "solid")
 
 
 # ── GPUs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -76,9 +74,8 @@ def _gpu_rows() -> list[Row]:
             "fp8_tflops": _tflops(gpu, "fp8"),
             "nvlink": gpu.nvlink or "",
             "tdp_watts": gpu.tdp_watts,
-            "gpus_per_node": gpu.gpus_per_node,
             "usd_per_gpu_hour": gpu.price().usd_per_gpu_hour,
-            "confidence": doubts(gpu.confidence),
+            "least_confidence": least_confidence(gpu.confidence.values()),
         }
         for gpu in load_gpus().values()
     ]
@@ -113,7 +110,12 @@ def _gpu_facts(name: str) -> list[Fact]:
         fact("product_labels", list(gpu.product_labels), "product_labels"),
         fact("nvml_names", list(gpu.nvml_names), "nvml_names"),
         *(
-            Fact(f"usd_per_gpu_hour ({price.kind})", price.usd_per_gpu_hour, price.confidence, f"{price.source}, {price.date}")
+            Fact(
+                f"usd_per_gpu_hour_{price.kind}",
+                price.usd_per_gpu_hour,
+                price.confidence,
+                f"{price.source}, {price.date}",
+            )
             for price in gpu.prices
         ),
         *(Fact("note", note) for note in gpu.notes),
@@ -133,15 +135,10 @@ def _link_rows() -> list[Row]:
             "achievable_gb_per_s": round(link.achievable_bytes_per_s / 1e9, 2),
             "latency_us": round(link.latency_s * 1e6, 2),
             "per_descriptor_us": round(link.per_descriptor_s * 1e6, 2),
-            "confidence": _link_doubts(link),
+            "rate_confidence": link.confidence,
         }
         for link in load_links().values()
     ]
-
-
-def _link_doubts(link: Link) -> str:
-    levels = {"rate": link.confidence, "latency": link.latency_confidence, "descriptors": link.descriptor_confidence}
-    return doubts({field: level for field, level in levels.items() if level != "solid"})
 
 
 def _link_facts(name: str) -> list[Fact]:
@@ -182,7 +179,7 @@ def _model_rows() -> list[Row]:
 
 
 def attention_text(model: Model) -> str:
-    """"64/8 heads x 128", "24 full + 24 within 128", "MLA 512+64"."""
+    """ "64/8 heads x 128", "24 full + 24 within 128", "MLA 512+64"."""
     if model.mla is not None:
         sparse = f", top {model.indexer.topk_tokens}" if model.indexer else ""
         return f"MLA {model.mla.kv_lora_rank}+{model.mla.qk_rope_head_dim}{sparse}"
@@ -216,14 +213,11 @@ def _model_facts(name: str) -> list[Fact]:
         Fact("tied_embeddings", model.tied_embeddings),
         Fact("published_dtype", model.weight_dtype),
         *(
-            Fact(f"weights_gib ({dtype})", round(model.weight_bytes(dtype) / 2**30, 2), "counted")
+            Fact(f"weights_gib_{dtype}", round(model.weight_bytes(dtype) / 2**30, 2), "counted")
             for dtype in dict.fromkeys((model.weight_dtype, "bf16", "fp8", "int4"))
         ),
-        *(
-            Fact(f"kv_bytes_per_token ({dtype})", model.kv_bytes_per_token(dtype), "counted")
-            for dtype in ("bf16", "fp8")
-        ),
-        Fact("kv_gib_at_32k_tokens (bf16)", round(model.kv_bytes(32_768, "bf16") / 2**30, 3), "counted"),
+        *(Fact(f"kv_bytes_per_token_{dtype}", model.kv_bytes_per_token(dtype), "counted") for dtype in ("bf16", "fp8")),
+        Fact("kv_gib_at_32k_tokens_bf16", round(model.kv_bytes(32_768, "bf16") / 2**30, 3), "counted"),
         Fact("content_hash", model.content_hash),
     ]
     return facts + [Fact("note", note) for note in model.notes]
@@ -318,7 +312,7 @@ def _fleet_facts(name: str) -> list[Fact]:
         Fact("nodes", len(fleet.nodes)),
         Fact("spine_gbit_per_s", spine),
         *(
-            Fact(f"usd_per_gpu_hour ({gpu})", price, "", fleet.price_sources.get(gpu, ""))
+            Fact(f"usd_per_gpu_hour_{gpu}", price, "", fleet.price_sources.get(gpu, ""))
             for gpu, price in fleet.usd_per_gpu_hour.items()
         ),
         Fact("content_hash", fleet.content_hash),

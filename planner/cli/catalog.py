@@ -25,10 +25,7 @@ def list_(
     """List one catalog."""
     from splitplan.planner.listing import KINDS, list_entries
 
-    if kind:
-        rows = list_entries(kind)
-    else:
-        rows = [{"catalog": name, "entries": len(list_entries(name))} for name in KINDS]
+    rows = list_entries(kind) if kind else [{"catalog": name, "entries": len(list_entries(name))} for name in KINDS]
     if json:
         output.print_json("catalog", {"catalog": kind or "all", "entries": rows})
         return
@@ -55,24 +52,56 @@ def show(
 
 def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for key, value in (rows[0] if rows else {}).items():
-        table.add_column(key.replace("_", " "), justify="right" if _is_number(value) else "left", overflow="fold")
+    for index, (key, value) in enumerate((rows[0] if rows else {}).items()):
+        justify = "right" if _is_number(value) else "left"
+        table.add_column(header(key), justify=justify, overflow="fold", no_wrap=index == 0)
     for row in rows:
-        table.add_row(*(_text(value) for value in row.values()))
+        table.add_row(*(Text(_text(value)) for value in row.values()))
     output.stdout_console().print(table)
 
 
 def _print_facts(facts: Sequence[Fact]) -> None:
+    """Facts with numbered sources; the sources follow."""
     from rich.table import Table
+    from rich.text import Text
 
+    sources = list(dict.fromkeys(fact.source for fact in facts if fact.source))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for header in ("", "value", "confidence", "source"):
-        table.add_column(header, overflow="fold")
+    for name in ("", "value", "confidence", "source"):
+        table.add_column(name, overflow="fold", no_wrap=name == "")
     for fact in facts:
-        table.add_row(fact.key, _text(fact.value), fact.confidence, fact.source)
-    output.stdout_console().print(table)
+        number = f"[{sources.index(fact.source) + 1}]" if fact.source else ""
+        table.add_row(*(Text(text) for text in (header(fact.key), _text(fact.value), fact.confidence, number)))
+    console = output.stdout_console()
+    console.print(table)
+    for index, source in enumerate(sources, 1):
+        console.print(Text(f"[{index}] {source}"))
+
+
+UNITS = {
+    "usd_per_gpu_hour": "$/GPU/h",
+    "gbit_per_s": "Gbit/s",
+    "gb_per_s": "GB/s",
+    "kib_per_token": "KiB/token",
+    "bytes_per_token": "bytes/token",
+    "tflops": "TFLOP/s",
+    "watts": "W",
+    "gib": "GiB",
+    "mib": "MiB",
+    "kib": "KiB",
+    "us": "µs",
+}
+
+
+def header(key: str) -> str:
+    """`memory_gib` as people read it: "memory GiB"."""
+    words = f"_{key}_"
+    for unit, shown in UNITS.items():
+        words = words.replace(f"_{unit}_", f" {shown} ")
+    return words.replace("_", " ").strip()
 
 
 def _is_number(value: object) -> bool:
