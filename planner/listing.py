@@ -325,7 +325,8 @@ def _profile_rows() -> list[Row]:
 
     rows = []
     for name in list_profiles():
-        profile = find_profile(*name.split("/", 1))
+        gpu, _, engine = name.partition("/")
+        profile = find_profile(gpu, engine)
         rows.append(
             {
                 "name": name,

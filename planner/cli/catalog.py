@@ -56,8 +56,9 @@ def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, (key, value) in enumerate((rows[0] if rows else {}).items()):
-        justify = "right" if _is_number(value) else "left"
-        table.add_column(header(key), justify=justify, overflow="fold", no_wrap=index == 0)
+        table.add_column(
+            header(key), justify="right" if _is_number(value) else "left", overflow="fold", no_wrap=index == 0
+        )
     for row in rows:
         table.add_row(*(Text(_text(value)) for value in row.values()))
     output.stdout_console().print(table)
