@@ -27,7 +27,7 @@ from splitplan.planner.latency.operations import (
     sequence_operations,
     token_operations,
 )
-from splitplan.planner.latency.overhead import EngineOverhead, kernels_per_step
+from splitplan.planner.latency.overhead import EngineOverhead
 from splitplan.planner.latency.step import StepModel
 
 FloatArray = NDArray[np.float64]
@@ -51,6 +51,10 @@ DECODE_BATCH_KNOTS = np.array(
 DECODE_CONTEXT_KNOTS = np.array(
     [0, 16, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384, 32768, 65536, 131072], dtype=np.float64
 )
+BANDWIDTH_BOUND_TOKENS = 128.0
+RIDGE_DOUBLINGS = 2.0
+"""GEMMs of up to 128 tokens wait for weights, those of 512 and more for the tensor cores."""
+
 TYPICAL_STEP = (32, 2048)
 """Batch and context (and prompt length) whose step the basis shares are stated for."""
 
@@ -104,16 +108,15 @@ def step_model(
     tables = stage_tables(stage, ByIdentity(ops), gpu_link, size, _power_of_two(max_num_seqs, SMALLEST_SEQUENCE_TABLE))
     if overhead is None:
         overhead = default_overhead(ops, engine)
-    kernels = kernels_per_step(stage.num_layers, tp)
     return StepModel(
-        overhead_s=(kernels * overhead.node_gap_s, kernels * overhead.launch_s),
-        host_s=overhead.host_s(max_num_seqs),
+        overhead_s=(0.0, 0.0),
+        host_s=overhead.host_s(stage.num_layers, tp, max_num_seqs),
         gap_s=overhead.gap_s,
-        token_s=tables.token_s[: max_num_batched_tokens + 1],
-        sequence_s=tables.sequence_s[: max_num_seqs + 1],
+        token_s=_sustained(tables, overhead.compute_scale)[: max_num_batched_tokens + 1],
+        sequence_s=overhead.sequence_s(tables.sequence_s[: max_num_seqs + 1]),
         prefill_new_knots=PREFILL_NEW_KNOTS,
         prefill_past_knots=PREFILL_PAST_KNOTS,
-        prefill_attention_s=tables.prefill_attention_s,
+        prefill_attention_s=tables.prefill_attention_s * overhead.compute_scale,
         decode_batch_knots=DECODE_BATCH_KNOTS,
         decode_context_knots=DECODE_CONTEXT_KNOTS,
         decode_attention_s=tables.decode_attention_s,
@@ -121,6 +124,15 @@ def step_model(
         handoff_s=tables.handoff_s,
         basis_shares=tables.basis_shares,
     )
+
+
+def _sustained(tables: StageTables, compute_scale: float) -> FloatArray:
+    """Token table at sustained clocks: the scale comes in as a step's GEMMs turn from bandwidth- to compute-bound."""
+    if compute_scale == 1.0:
+        return tables.token_s
+    tokens = np.arange(len(tables.token_s), dtype=np.float64)
+    bound = np.clip(np.log2(np.maximum(tokens, 1.0) / BANDWIDTH_BOUND_TOKENS) / RIDGE_DOUBLINGS, 0.0, 1.0)
+    return tables.token_s * (1.0 + (compute_scale - 1.0) * bound)
 
 
 def default_overhead(ops: OpSource, engine: Engine) -> EngineOverhead:

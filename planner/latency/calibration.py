@@ -6,7 +6,7 @@
     - engine: vllm
       from_version: "0.8"          # of the engine; the entry with the highest one that is not above yours applies
       gpu_family: hopper           # Gpu.architecture, or "*"
-      parameters: {host_base_us: 900, …}
+      parameters: {gap_us: 1800, sequence_gap_us: 36, …}
       fitted_on: {points: 120, sources: [splitwise, …], command: "planner calibrate …"}
 
 What each parameter means, and its unit and bounds, stands in PARAMETERS.
@@ -40,22 +40,17 @@ class Parameter:
 
 
 PARAMETERS = (
-    Parameter("host_base_us", "host_base_s", "us", 1e-6, 0, 50_000, "host time of a step with an empty batch"),
-    Parameter(
-        "host_per_sequence_us", "host_per_sequence_s", "us", 1e-6, 0, 500, "host time that each running sequence adds"
-    ),
+    Parameter("launch_us", "launch_s", "us", 1e-6, 0, 100, "host time to launch a kernel, without graph replay"),
     Parameter("gap_us", "gap_s", "us", 1e-6, 0, 50_000, "host time between two steps that nothing hides"),
-    Parameter("node_gap_us", "node_gap_s", "us", 1e-6, 0, 20, "device pause between two kernels of a replayed graph"),
-    Parameter("launch_us", "launch_s", "us", 1e-6, 0, 50, "device pause between two kernels of a step with a prompt"),
-    Parameter("gemm_scale", "gemm_scale", "", 1.0, 0.5, 3, "sustained over benchmarked time of compute-bound kernels"),
+    Parameter("sequence_gap_us", "sequence_gap_s", "us", 1e-6, 0, 1_000, "the same, by sequence in the step"),
+    Parameter("compute_scale", "compute_scale", "", 1.0, 0.5, 3, "sustained over benchmarked compute-bound time"),
+    Parameter("request_ms", "request_s", "ms", 1e-3, 0, 2_000, "front end of a request: HTTP, tokenizer, hand-over"),
+    Parameter("request_token_us", "request_token_s", "us", 1e-6, 0, 1_000, "front end, by prompt token"),
+    Parameter("tpot_spread", "tpot_spread", "", 1.0, 1, 10, "factor up and down that holds 90 % of measured TPOT"),
+    Parameter("ttft_spread", "ttft_spread", "", 1.0, 1, 30, "factor up and down that holds 90 % of measured TTFT"),
     Parameter(
-        "memory_scale", "memory_scale", "", 1.0, 0.5, 3, "sustained over benchmarked time of bandwidth-bound kernels"
+        "throughput_spread", "throughput_spread", "", 1.0, 1, 10, "factor up and down that holds 90 % of throughput"
     ),
-    Parameter(
-        "request_ms", "request_s", "ms", 1e-3, 0, 2_000, "front end of a request: HTTP, tokenizer, first token out"
-    ),
-    Parameter("request_per_token_us", "request_per_token_s", "us", 1e-6, 0, 1_000, "front end, by prompt token"),
-    Parameter("spread", "spread", "", 1.0, 1, 10, "factor up and down that holds 90 % of the calibration points"),
 )
 
 
@@ -77,7 +72,6 @@ class Entry(_Strict):
     engine: str
     from_version: str = "0"
     gpu_family: str
-    async_scheduling: bool = False
     parameters: dict[str, float]
     fitted_on: FittedOn
 
@@ -99,7 +93,7 @@ class Entry(_Strict):
             for parameter in PARAMETERS
             if parameter.name in self.parameters
         }
-        return EngineOverhead(**values, async_scheduling=self.async_scheduling)
+        return EngineOverhead(**values)
 
 
 class CalibrationFile(_Strict):

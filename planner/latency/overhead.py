@@ -1,10 +1,13 @@
-"""What an engine adds to a step beside its kernels, each term with a physical meaning.
+"""What an engine adds to a step beside its kernels; each term has a physical meaning and one value per generation.
 
-    overhead_s[kind] = kernels per step · node_gap_s      graph replay (decode): the device's pause between two kernels
-                                                          launch_s floor (prefill): the host launches kernel by kernel
-    host_s[n]        = host_base_s + host_per_sequence_s · n      scheduler and bookkeeping; hidden behind the device
-                                                                  when the engine schedules ahead
-    gap_s                                                 host work that no engine hides: input copies, sampling results
+    step_s     = max(device_s, host_s) + gap_s + sequence_gap_s · sequences
+    host_s     = launch_s · kernels of the stage       an engine that launches kernel by kernel cannot step faster
+    gap_s                                              scheduling, input copies, sampling: nothing runs on the device
+    sequence_gap_s · sequences                         the same, by sequence: block tables, sampling, output handling
+
+`compute_scale` is how much longer compute-bound kernels take in a server that runs hot than in a benchmark that does
+not: at full tensor load a card lowers its clock to stay inside its power limit. A request pays `request_s` and
+`request_token_s` per prompt token before it reaches the scheduler: HTTP, tokenizer, hand-over to the engine.
 
 Values are fitted by `planner calibrate`; they live in catalogs/calibration with the data they came from.
 """
@@ -16,30 +19,34 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+FloatArray = NDArray[np.float64]
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOverhead:
-    """Per-step overheads of one (engine generation, GPU family), and how its kernels compare with the op tables."""
+    """Overheads of one engine generation on one GPU family, in seconds."""
 
-    host_base_s: float = 0.0
-    host_per_sequence_s: float = 0.0
-    gap_s: float = 0.0
-    node_gap_s: float = 0.0
     launch_s: float = 0.0
-    gemm_scale: float = 1.0  # sustained over benchmarked GEMM time at large m: clocks under load
-    memory_scale: float = 1.0  # sustained over benchmarked time of bandwidth-bound kernels
-    request_s: float = 0.0  # front end: HTTP, tokenizer, first detokenised token
-    request_per_token_s: float = 0.0  # tokenizer, by prompt token
-    spread: float = 1.25  # multiplicative half-width of the 90 % interval
-    async_scheduling: bool = False
+    gap_s: float = 0.0
+    sequence_gap_s: float = 0.0
+    compute_scale: float = 1.0
+    request_s: float = 0.0
+    request_token_s: float = 0.0
+    tpot_spread: float = 1.25  # factor up and down that holds 90 % of the calibration points
+    ttft_spread: float = 2.0
+    throughput_spread: float = 1.25
 
-    def host_s(self, max_num_seqs: int) -> NDArray[np.float64]:
-        """[max_num_seqs + 1] host seconds of a step by running sequences."""
-        return self.host_base_s + self.host_per_sequence_s * np.arange(max_num_seqs + 1, dtype=np.float64)
+    def host_s(self, num_layers: float, tp: int, max_num_seqs: int) -> FloatArray:
+        """[max_num_seqs + 1] seconds the host needs to launch a step; the same for every batch."""
+        return np.full(max_num_seqs + 1, self.launch_s * kernels_per_step(num_layers, tp))
+
+    def sequence_s(self, device_s: FloatArray) -> FloatArray:
+        """The device's per-sequence table [max_num_seqs + 1] with the unhidden host time of each sequence added."""
+        return device_s + self.sequence_gap_s * np.arange(len(device_s), dtype=np.float64)
 
 
-KERNELS_PER_LAYER = 9
-"""Norm, QKV, rope, attention (two), output, norm, up, activation, down, less one fused."""
+KERNELS_PER_LAYER = 12
+"""Norms, QKV, rope, cache write, attention, output, up, activation, down, and copies between them."""
 
 ALL_REDUCES_PER_LAYER = 2
 

@@ -140,20 +140,25 @@ def test_mla_projections_are_in_the_module_only() -> None:
 
 
 def test_overheads_land_where_their_names_say() -> None:
-    """Host time shows only above device time; gaps always show; launches only with a prompt in the step."""
+    """Launches show only above device time; gaps always show, by step and by sequence."""
     plain = build()
-    device = float(step_seconds(plain, decode_batch=1, decode_context=100))
-    hidden = build(overhead=EngineOverhead(host_base_s=device / 2))
-    slow_host = build(overhead=EngineOverhead(host_base_s=0.1, host_per_sequence_s=0.01))
-    gap = build(overhead=EngineOverhead(gap_s=0.003, launch_s=1e-5, node_gap_s=1e-6))
-    assert float(step_seconds(hidden, decode_batch=1, decode_context=100)) == pytest.approx(device)
-    assert float(step_seconds(slow_host, decode_batch=1, decode_context=100)) == pytest.approx(0.11)
-    kernels = 32 * 9 + 9
-    assert float(step_seconds(gap, decode_batch=1, decode_context=100)) == pytest.approx(
-        device + 0.003 + kernels * 1e-6
-    )
-    prompt = float(step_seconds(plain, prefill_new=256))
-    assert float(step_seconds(gap, prefill_new=256)) == pytest.approx(prompt + 0.003 + kernels * 1e-5)
+    device = float(step_seconds(plain, decode_batch=8, decode_context=100))
+    kernels = 32 * 12 + 12
+    hidden = build(overhead=EngineOverhead(launch_s=device / kernels / 2))
+    eager = build(overhead=EngineOverhead(launch_s=1e-3))
+    gap = build(overhead=EngineOverhead(gap_s=0.003, sequence_gap_s=1e-4))
+    assert float(step_seconds(hidden, decode_batch=8, decode_context=100)) == pytest.approx(device)
+    assert float(step_seconds(eager, decode_batch=8, decode_context=100)) == pytest.approx(kernels * 1e-3)
+    assert float(step_seconds(gap, decode_batch=8, decode_context=100)) == pytest.approx(device + 0.003 + 8e-4)
+
+
+def test_sustained_clocks_slow_prompts_not_small_batches() -> None:
+    cool, hot = build(), build(overhead=EngineOverhead(compute_scale=1.2))
+    assert hot.token_s[128] == cool.token_s[128]
+    assert hot.token_s[512] == pytest.approx(1.2 * cool.token_s[512])
+    assert hot.token_s[8000] == pytest.approx(1.2 * cool.token_s[8000])
+    assert np.allclose(hot.prefill_attention_s, 1.2 * cool.prefill_attention_s)
+    assert np.array_equal(hot.decode_attention_s, cool.decode_attention_s)
 
 
 def test_an_empty_step_takes_no_time_and_arrays_broadcast() -> None:
