@@ -96,7 +96,7 @@ def link_loads(
     problem: ProgramInput, seats: Mapping[str, Seat], sent_bytes_per_s: Mapping[tuple[str, str], float]
 ) -> dict[Edge, float]:
     """KV bytes/s on every edge of the fleet graph; an instance on several nodes sends an equal part from each."""
-    graph = fleet_graph(problem.fleet, problem.pod_bytes_per_s)
+    graph = fleet_graph(problem.fleet)
     paths: dict[tuple[str, str], list[tuple[str, str]]] = {}
     loads: dict[Edge, float] = {}
     for (prefill, decode), rate in sent_bytes_per_s.items():
@@ -118,7 +118,7 @@ def link_loads(
 
 def overloaded_links(problem: ProgramInput, loads: Mapping[Edge, float]) -> list[tuple[Edge, float, float]]:
     """Edges of the fleet graph that carry more than their safe share: (edge, bytes/s, safe bytes/s)."""
-    graph = fleet_graph(problem.fleet, problem.pod_bytes_per_s)
+    graph = fleet_graph(problem.fleet)
     share = problem.options.network_utilisation
     found = []
     for (start, end), load in loads.items():

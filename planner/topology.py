@@ -7,7 +7,7 @@ that are alike. Links form a tree: host → rack (leaf switch) → pod → spine
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -177,7 +177,7 @@ def _location(
     )
 
 
-def fleet_graph(fleet: Fleet, pod_bytes_per_s: Mapping[str, float] | None = None) -> LinkGraph:
+def fleet_graph(fleet: Fleet) -> LinkGraph:
     """The tree of links: node → rack → pod → spine and back. Edge attribute `bytes_per_s`; None means no limit.
 
     Vertices are ("node", name), ("rack", name), ("pod", name) and ("spine", ""); racks without a pod hang on the spine.
@@ -185,11 +185,12 @@ def fleet_graph(fleet: Fleet, pod_bytes_per_s: Mapping[str, float] | None = None
     """
     graph: LinkGraph = nx.DiGraph(name=fleet.name)
     graph.add_node((SPINE, ""), bytes_per_s=fleet.spine_bytes_per_s)
+    pod_limits = {pod.name: pod.uplink_bytes_per_s for pod in fleet.pods}
     for rack in fleet.racks:
         leaf, top = ("rack", rack.name), (SPINE, "")
         if rack.pod:
             top = ("pod", rack.pod)
-            _join(graph, top, (SPINE, ""), (pod_bytes_per_s or {}).get(rack.pod))
+            _join(graph, top, (SPINE, ""), pod_limits.get(rack.pod))
         _join(graph, leaf, top, rack.uplink_bytes_per_s)
         for node in rack.nodes:
             graph.add_node(("node", node.name), gpu=node.gpu, num_gpus=len(free_indices(node)))

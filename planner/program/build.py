@@ -6,11 +6,13 @@ Sets
     ℓ ∈ L        locations: one host, or the identical hosts of one rack
     v            vertices of the link tree: locations, racks ρ, pods, the spine; P(v) is the parent of v
     k ∈ K        kinds of KV flow: a family of prefill columns that may feed a family of decode columns
-    s ∈ S        services: the normal one, and one per failure that the plan must survive
+    s ∈ S        services: every hour of the day, and every hour with each failure domain gone
 
 Variables
     n[c,ℓ] ∈ ℤ₊          instances
     q[F,p] ∈ ℤ₊          domains with F free GPUs cut by pattern p (only where sizes do not divide each other)
+    r[g,t] ≥ 0           GPUs of type g bought at price tier t (only where kinds of price are mixed)
+    k[c,ℓ] ≤ n[c,ℓ]      running instances that stay (only where something runs)
     x[b,c,ℓ] ≥ 0         requests/s of class b that column c serves at ℓ (per service)
     stay, up, down[b,k,v] ≥ 0   requests/s whose KV stays below v, leaves v upwards, comes from above (per service)
     σ                    rate scale: served ÷ asked (fixed at 1 unless it is what is asked for)
@@ -24,10 +26,11 @@ Constraints (in the order of `constraints.py`)
     kv_up[b,k,v]         Σ_{u: P(u) = v} up[b,k,u] = stay[b,k,v] + up[b,k,v]       and kv_down alike
     nic, uplink, spine   Σ_{b,k} bytes[b,k] · up[b,k,v] ≤ safe share of line rate  and down alike
     rack_power[ρ]        Σ_{c, ℓ ∈ ρ} watts_c · n[c,ℓ] ≤ limit − hosts
+    bought[g]            Σ_t r[g,t] = Σ_{c,ℓ of type g} gpus_c · n[c,ℓ],  r[g,t] ≤ cap
     budget, power, share_per_rack
 
 Objective
-    cost     min Σ dollars_{c,ℓ} · n[c,ℓ], then fewest GPUs (one integer objective, see `objective.py`),
+    cost     min Σ dollars_{c,ℓ} · n[c,ℓ] (or dollars_t · r[g,t]) + moves, then fewest GPUs (see `objective.py`),
     goodput  max σ, or Σ_b weight_b · served_b,
     power    min Σ watts_{c,ℓ} · n[c,ℓ];
     ties     most headroom (largest σ on the same money and GPUs), then fewest bytes across racks.
@@ -48,10 +51,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from splitplan.planner.columns.column import Column
-from splitplan.planner.program import constraints
+from splitplan.planner.program import constraints, money
 from splitplan.planner.program.linear import LinearModel
 from splitplan.planner.program.reduce import Families, families
-from splitplan.planner.program.types import ProgramInput
+from splitplan.planner.program.types import FloatArray, ProgramInput
+from splitplan.planner.spec.fleet import PriceTier
 from splitplan.planner.topology import Granularity, Location, choose_granularity, fleet_locations
 
 Vertex = tuple[str, str]  # ("location", name) | ("rack", name) | ("pod", name) | ("spine", "")
@@ -72,7 +76,8 @@ class Service:
     """Rates and KV flows in one state of the fleet (all up, or one failure domain gone)."""
 
     name: str
-    sigma: int
+    rate_req_per_s: FloatArray  # [classes]
+    sigmas: tuple[int, ...]  # rate scale of every class: one variable for all, or one each for weighted goodput
     alive: frozenset[int]  # location indices
     x: dict[tuple[int, int, int], int] = field(default_factory=dict)
     stay: dict[FlowKey, int] = field(default_factory=dict)
@@ -94,12 +99,23 @@ class Program:
     n: dict[tuple[int, int], int]
     atoms: dict[tuple[int, int], Atoms]
     services: list[Service]
-    served: list[int] = field(default_factory=list)  # per class, only for weighted goodput
+    bought: dict[PriceTier, int] = field(default_factory=dict)  # GPUs by price tier
+    kept: dict[tuple[int, int], int] = field(default_factory=dict)  # running instances that stay
 
     @property
     def normal(self) -> Service:
-        """The service with everything up."""
+        """The service in the busiest hour with everything up."""
         return self.services[0]
+
+    @property
+    def sigma(self) -> int:
+        """The rate scale of the normal service (of its first class, where classes are weighted)."""
+        return self.normal.sigmas[0]
+
+    @property
+    def all_sigmas(self) -> tuple[int, ...]:
+        """Every rate scale variable of every service, once."""
+        return tuple(dict.fromkeys(sigma for service in self.services for sigma in service.sigmas))
 
 
 def build_program(
@@ -124,8 +140,10 @@ def build_program(
         [],
     )
     define_instances(program)
-    for name, alive in service_states(program):
-        define_service(program, name, alive)
+    for name, rate, alive in service_states(program):
+        define_service(program, name, rate, alive)
+    money.define_price_tiers(program)
+    money.define_kept(program)
     constraints.define_gpus_fit(program)
     constraints.define_rack_power(program)
     constraints.define_totals(program)
@@ -134,7 +152,7 @@ def build_program(
         constraints.define_instance_time(program, service)
         constraints.define_kv_conservation(program, service)
         constraints.define_bandwidth(program, service)
-    constraints.define_share_per_rack(program, program.normal)
+        constraints.define_share_per_rack(program, service)
     return program
 
 
@@ -192,10 +210,10 @@ def define_instances(program: Program) -> None:
             program.atoms[index, place] = atoms
 
 
-def service_states(program: Program) -> list[tuple[str, frozenset[int]]]:
-    """The normal state, and one state per failure domain that holds a location."""
+def service_states(program: Program) -> list[tuple[str, FloatArray, frozenset[int]]]:
+    """Every hour with everything up, the busiest first; then every hour with each failure domain gone."""
     everything = frozenset(range(len(program.locations)))
-    states = [("", everything)]
+    states = [(name and f" at {name}", rate, everything) for name, rate in program.problem.rates]
     domain_of: dict[str, Callable[[Location], str]] = {
         "node": lambda location: location.name,
         "rack": lambda location: location.rack,
@@ -203,25 +221,36 @@ def service_states(program: Program) -> list[tuple[str, frozenset[int]]]:
     }
     if not program.problem.options.survive:
         return states
-    naming = domain_of[program.problem.options.survive]
+    naming, hours = domain_of[program.problem.options.survive], list(states)
     for name in dict.fromkeys(naming(location) for location in program.locations):
         gone = frozenset(place for place in everything if naming(program.locations[place]) == name)
         if name:
-            states.append((f" without {name}", everything - gone))
+            states += [(f"{hour} without {name}", rate, everything - gone) for hour, rate, _ in hours]
     return states
 
 
-def define_service(program: Program, name: str, alive: frozenset[int]) -> None:
-    """x, stay, up and down of one state, and its σ (survival states share one)."""
+def define_sigmas(program: Program, alive: frozenset[int]) -> tuple[int, ...]:
+    """σ per class: all hours share theirs, and all failures share theirs."""
+    for service in program.services:
+        if (len(service.alive) == len(program.locations)) == (len(alive) == len(program.locations)):
+            return service.sigmas
+    suffix = "" if len(alive) == len(program.locations) else " in any failure"
+    options = program.problem.options
+    if options.class_weights is None or options.objective != "goodput":
+        sigma = program.model.add_variable(f"rate_scale{suffix}", 1.0, 1.0)
+        return (sigma,) * len(program.problem.class_names)
+    return tuple(
+        program.model.add_variable(f"rate_scale[{name}{suffix}]", 1.0, 1.0) for name in program.problem.class_names
+    )
+
+
+def define_service(program: Program, name: str, rate: FloatArray, alive: frozenset[int]) -> None:
+    """x, stay, up and down of one state, and its σ."""
     model = program.model
-    if len(program.services) <= 1:
-        sigma = model.add_variable(f"rate_scale{name and ' in any failure'}", 1.0, 1.0)
-    else:
-        sigma = program.services[1].sigma
-    service = Service(name, sigma, alive)
+    service = Service(name, rate, define_sigmas(program, alive), alive)
     for index, place in program.n:
         column = program.columns[index]
-        for b in np.flatnonzero(np.isfinite(column.work_s_per_request) & (program.problem.rate_req_per_s > 0)):
+        for b in np.flatnonzero(np.isfinite(column.work_s_per_request) & (rate > 0)):
             if place in alive and (column.role == "colocated" or connects(program, index)):
                 label = f"rate[{program.problem.class_names[b]}, {column.name}, {program.locations[place].name}{name}]"
                 service.x[int(b), index, place] = model.add_variable(label)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from splitplan.planner.program.linear import Terms
+from splitplan.planner.program.money import rent_terms
 from splitplan.planner.spec.fleet import Rack
 
 if TYPE_CHECKING:
@@ -94,11 +95,6 @@ def rack_gpu_watts(rack: Rack) -> float:
     return max(0.0, rack.power_limit_watts - sum(node.host_watts for node in rack.nodes))
 
 
-def instance_usd_per_hour(program: Program, index: int, place: int) -> float:
-    """Dollars per hour of one instance at a location."""
-    return program.columns[index].num_gpus * program.locations[place].usd_per_gpu_hour
-
-
 def instance_watts(program: Program, index: int, place: int) -> float:
     """Watts of one instance: its GPUs at the planned load and its share of the host."""
     column = program.columns[index]
@@ -112,8 +108,7 @@ def define_totals(program: Program) -> None:
         limit for limit in (options.budget_usd_per_hour, program.problem.fleet.max_usd_per_hour) if limit is not None
     ]
     if limits:
-        terms = [(variable, instance_usd_per_hour(program, *key)) for key, variable in program.n.items()]
-        model.add_constraint("budget", terms, "<=", min(limits))
+        model.add_constraint("budget", rent_terms(program), "<=", min(limits))
     if options.max_power_watts is not None:
         terms = [(variable, instance_watts(program, *key)) for key, variable in program.n.items()]
         model.add_constraint("power", terms, "<=", options.max_power_watts)
@@ -121,17 +116,17 @@ def define_totals(program: Program) -> None:
 
 def define_demand(program: Program, service: Service) -> None:
     """Every class is served at σ times its rate: by prefill (decode follows from the KV flow) or colocated columns."""
-    problem, model = program.problem, program.model
-    for b, name in enumerate(problem.class_names):
-        if problem.rate_req_per_s[b] <= 0:
+    for b, name in enumerate(program.problem.class_names):
+        rate = float(service.rate_req_per_s[b])
+        if rate <= 0:
             continue
         terms = [
             (variable, 1.0)
             for (cls, index, _), variable in service.x.items()
             if cls == b and program.columns[index].role != "decode"
         ]
-        rate = float(problem.rate_req_per_s[b])
-        model.add_constraint(f"demand[{name}{service.name}]", [*terms, (service.sigma, -rate)], "==", 0.0)
+        terms.append((service.sigmas[b], -rate))
+        program.model.add_constraint(f"demand[{name}{service.name}]", terms, "==", 0.0)
 
 
 def define_instance_time(program: Program, service: Service) -> None:
@@ -229,14 +224,15 @@ def link_limits(program: Program) -> Iterator[tuple[Vertex, float]]:
     for rack in program.problem.fleet.racks:
         if rack.uplink_bytes_per_s is not None:
             yield ("rack", rack.name), rack.uplink_bytes_per_s
-    for pod, limit in program.problem.pod_bytes_per_s.items():
-        yield ("pod", pod), limit
+    for pod in program.problem.fleet.pods:
+        if pod.uplink_bytes_per_s is not None:
+            yield ("pod", pod.name), pod.uplink_bytes_per_s
 
 
 def define_share_per_rack(program: Program, service: Service) -> None:
     """No rack serves more than a share of any role's requests."""
     share = program.problem.options.max_share_per_rack
-    if share is None:
+    if share is None or len(service.alive) < len(program.locations):
         return
     for role in ("prefill", "decode", "colocated"):
         mine = {key: variable for key, variable in service.x.items() if program.columns[key[1]].role == role}
@@ -244,4 +240,4 @@ def define_share_per_rack(program: Program, service: Service) -> None:
             inside: Terms = [(v, 1.0) for (_, _, place), v in mine.items() if program.locations[place].rack == rack]
             if inside:
                 terms = [*inside, *((variable, -share) for variable in mine.values())]
-                program.model.add_constraint(f"share_per_rack[{role}, {rack}]", terms, "<=", 0.0)
+                program.model.add_constraint(f"share_per_rack[{role}, {rack}{service.name}]", terms, "<=", 0.0)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from splitplan.planner.program.linear import LinearModel
+from splitplan.planner.program.objective import goodput_objective
+from splitplan.planner.program.optimum import elastic
 from splitplan.planner.program.solver import Answer, SolveLimits, smallest_conflict, solve, solve_arrays
 from splitplan.planner.program.types import Infeasible, Reason
 
@@ -26,23 +28,12 @@ def explain_infeasible(program: Program) -> Infeasible:
     missing = _missing_roles(program)
     if missing:
         return Infeasible(tuple(missing), 0.0)
-    elastic = _elastic(program)
-    relaxed = solve_arrays(elastic.relaxed())
-    whole = solve(elastic, SolveLimits(program.problem.options.time_limit_s, 1e-4, 1e-6))
+    loose = elastic(program).with_objective(goodput_objective(program), maximise=True)
+    relaxed = solve_arrays(loose.relaxed())
+    whole = solve(loose, SolveLimits(program.problem.options.time_limit_s, 1e-4, 1e-6))
     share = max(0.0, whole.objective) if whole.has_solution else 0.0
-    reasons = [_load_reason(program, share, relaxed), *_ways_out(program, elastic, relaxed)]
+    reasons = [_load_reason(program, share, relaxed), *_ways_out(program, loose, relaxed)]
     return Infeasible(tuple(reasons), share, smallest_conflict(program.model))
-
-
-def _elastic(program: Program) -> LinearModel:
-    """The program with as much of the load as it can carry, instead of all of it."""
-    model = program.model.copy()
-    for sigma in {service.sigma for service in program.services}:
-        model.low[sigma] = 0.0
-    for service in program.services[1:2]:
-        model.add_constraint("one_rate_scale", [(service.sigma, 1.0), (program.normal.sigma, -1.0)], "==", 0.0)
-    model.objective, model.maximise = {program.normal.sigma: 1.0}, True
-    return model
 
 
 def _missing_roles(program: Program) -> list[Reason]:
@@ -53,7 +44,7 @@ def _missing_roles(program: Program) -> list[Reason]:
         able[column.role] |= {int(b) for b in np.flatnonzero(np.isfinite(column.work_s_per_request))}
     reasons = []
     for b, name in enumerate(program.problem.class_names):
-        if program.problem.rate_req_per_s[b] <= 0 or b in able["colocated"]:
+        if program.normal.rate_req_per_s[b] <= 0 or b in able["colocated"]:
             continue
         lacking = [role for role in ("prefill", "decode") if b not in able[role]]
         if len(lacking) == 2:
@@ -76,20 +67,20 @@ def _verb(role: str) -> str:
 
 
 def _load_reason(program: Program, share: float, relaxed: Answer) -> Reason:
-    rate = float(program.problem.rate_req_per_s.sum())
+    rate = float(program.normal.rate_req_per_s.sum())
     served = f"at most {100 * share:.0f} % of the load ({share * rate:.3g} of {rate:.3g} req/s) fits this fleet"
     if relaxed.has_solution and relaxed.objective >= 1.0:
         served += "; with parts of instances all of it would, so only whole instances stand in the way"
     return Reason(served, f"plan for {share * rate:.3g} req/s" if share > 0 else "")
 
 
-def _ways_out(program: Program, elastic: LinearModel, relaxed: Answer) -> list[Reason]:
+def _ways_out(program: Program, loose: LinearModel, relaxed: Answer) -> list[Reason]:
     """The limits that hold the load back, the strongest first, with what one more unit of each would bring."""
     if not relaxed.has_solution or relaxed.objective >= 1.0:
         return []
     gains: list[tuple[float, str, Reason]] = []
-    rate = float(program.problem.rate_req_per_s.sum())
-    for name, dual, limit in zip(elastic.constraint_names, relaxed.duals, elastic.rhs, strict=True):
+    rate = float(program.normal.rate_req_per_s.sum())
+    for name, dual, limit in zip(loose.constraint_names, relaxed.duals, loose.rhs, strict=True):
         worth = abs(dual) * limit
         reason = limit_in_words(program, name, abs(dual), rate)
         if worth > SMALLEST_GAIN and reason is not None:

@@ -7,17 +7,18 @@ Dollars are whole multiples of δ, the greatest common divisor of what single in
 has integer coefficients; two plans that differ in dollars differ by at least G + 1 in the first term and by at most G
 in the second, so the cheaper one always wins and GPUs only break ties. The solver may stop once the gap is below 1.
 Power works alike with whole milliwatts. Where the numbers would grow too large for the solver's tolerances, the
-tie-break is left out and the caller is told.
+tie-break is left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from splitplan.planner.program.constraints import instance_usd_per_hour, instance_watts, kv_bytes
+from splitplan.planner.program.constraints import instance_watts, kv_bytes
+from splitplan.planner.program.linear import Terms
+from splitplan.planner.program.money import money_terms
 
 if TYPE_CHECKING:
     from splitplan.planner.program.build import Program
@@ -30,64 +31,59 @@ LARGEST_OBJECTIVE = 2e8
 
 @dataclass(frozen=True, slots=True)
 class ScaledObjective:
-    """Integer coefficients on n, and how to read a value back. `weight` is 1 without the tie-break."""
+    """Integer coefficients, and how to read a bound back. `weight` is 1 without the tie-break."""
 
     coefficients: dict[int, float]
     unit: float
     weight: float
-
-    def value(self, scaled: float, num_gpus: int) -> float:
-        """Dollars (watts) of a whole objective value."""
-        return round(self.unit * (scaled - (num_gpus if self.weight > 1.0 else 0)) / self.weight, 9)
+    amounts: dict[int, float]  # the dollars or watts themselves
 
     def value_bound(self, scaled_bound: float) -> float:
         """A lower bound in dollars (watts) from a lower bound on the scaled objective."""
-        return round(self.unit * math.ceil((scaled_bound - (self.weight - 1.0)) / self.weight - 1e-6), 9)
+        return self.unit * math.ceil((scaled_bound - (self.weight - 1.0)) / self.weight - 1e-6)
 
 
 def cost_objective(program: Program, *, tie_break: bool) -> ScaledObjective:
     """Dollars per hour, then GPUs."""
-    return _scaled(program, lambda index, place: instance_usd_per_hour(program, index, place), 1e-6, tie_break)
+    return _scaled(program, money_terms(program), MONEY_RESOLUTION_USD, tie_break)
 
 
 def power_objective(program: Program, *, tie_break: bool) -> ScaledObjective:
     """Watts, then GPUs."""
-    return _scaled(
-        program, lambda index, place: instance_watts(program, index, place), POWER_RESOLUTION_WATTS, tie_break
-    )
+    terms = [(variable, instance_watts(program, *key)) for key, variable in program.n.items()]
+    return _scaled(program, terms, POWER_RESOLUTION_WATTS, tie_break)
 
 
-def _scaled(
-    program: Program, price: Callable[[int, int], float], resolution: float, tie_break: bool
-) -> ScaledObjective:
-    whole = {key: round(price(*key) / resolution) for key in program.n}
-    divisor = math.gcd(*whole.values()) if whole else 1
-    divisor = max(1, divisor)
+def _scaled(program: Program, terms: Terms, resolution: float, tie_break: bool) -> ScaledObjective:
+    amounts: dict[int, float] = {}
+    for variable, amount in terms:
+        amounts[variable] = amounts.get(variable, 0.0) + amount
+    whole = {variable: round(amount / resolution) for variable, amount in amounts.items()}
+    divisor = max(1, math.gcd(*whole.values()))
     num_gpus = sum(location.num_gpus for location in program.locations)
-    largest = sum(
-        location.num_gpus * _dearest(program, whole, place) for place, location in enumerate(program.locations)
-    )
+    dearest = max((abs(amount) for amount in whole.values()), default=0)
     weight = num_gpus + 1.0
-    if not tie_break or largest / divisor * weight > LARGEST_OBJECTIVE:
+    if not tie_break or num_gpus * dearest / divisor * weight > LARGEST_OBJECTIVE:
         weight = 1.0
-    coefficients = {
-        variable: weight * whole[key] / divisor + (program.columns[key[0]].num_gpus if weight > 1.0 else 0.0)
-        for key, variable in program.n.items()
-    }
-    return ScaledObjective(coefficients, divisor * resolution, weight)
+    coefficients = {variable: weight * amount / divisor for variable, amount in whole.items()}
+    if weight > 1.0:
+        for variable, gpus in gpu_terms(program):
+            coefficients[variable] = coefficients.get(variable, 0.0) + gpus
+    return ScaledObjective(coefficients, divisor * resolution, weight, amounts)
 
 
-def _dearest(program: Program, whole: dict[tuple[int, int], int], place: int) -> float:
-    """The highest price per GPU at a location, in units of the resolution."""
-    return max(
-        (amount / program.columns[index].num_gpus for (index, where), amount in whole.items() if where == place),
-        default=0.0,
-    )
-
-
-def gpu_terms(program: Program) -> list[tuple[int, float]]:
+def gpu_terms(program: Program) -> Terms:
     """GPUs that all instances take."""
     return [(variable, float(program.columns[index].num_gpus)) for (index, _), variable in program.n.items()]
+
+
+def goodput_objective(program: Program) -> dict[int, float]:
+    """σ, or with class weights the weighted requests/s served: Σ_b weight_b · rate_b · σ_b."""
+    weights = program.problem.options.class_weights
+    if weights is None or program.problem.options.objective != "goodput":
+        return {program.sigma: 1.0}
+    rates = program.normal.rate_req_per_s
+    return {sigma: weights[b] * float(rates[b]) for b, sigma in enumerate(program.normal.sigmas)}
 
 
 def travel_objective(program: Program) -> dict[int, float]:

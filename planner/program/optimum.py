@@ -7,12 +7,20 @@ from dataclasses import dataclass, replace
 from splitplan.catalogs.errors import Problem, SolverError
 from splitplan.planner.program.build import Program, build_program
 from splitplan.planner.program.linear import LinearModel
-from splitplan.planner.program.objective import cost_objective, power_objective, travel_objective
+from splitplan.planner.program.objective import (
+    cost_objective,
+    goodput_objective,
+    power_objective,
+    travel_objective,
+)
 from splitplan.planner.program.solver import Answer, SolveLimits, solve, solve_arrays
 
 TIE_NODES = 200
 """Branch-and-bound nodes spent on a tie-break: a count, not a time, so that the answer does not vary."""
-LAYOUT_NODES = 500
+LAYOUT_NODES = 100
+LAYOUT_GAP = 0.02
+SPREAD_WEIGHT, ORDER_WEIGHT = 1e-3, 1e-5
+"""Far below what a GB/s of KV counts in `travel_objective`: they only decide between places that are equally near."""
 MOST_HEADROOM = 1e4
 LESS_THAN_ONE_UNIT = 0.999
 TOLERANCE = 1e-6
@@ -45,40 +53,64 @@ def find_optimum(program: Program) -> Optimum | None:
 
 def lay_out(program: Program, grouped: Program, target: Optimum) -> Optimum | None:
     """The grouped optimum on real locations: the same instances, somewhere; None if they do not fit or cannot talk."""
-    group_of = {node.name: place for place, location in enumerate(grouped.locations) for node in location.nodes}
-    members: dict[tuple[int, int], list[int]] = {}
-    for (index, place), variable in program.n.items():
-        key = (index, group_of[program.locations[place].nodes[0].name])
-        members.setdefault(key, []).append(variable)
-    wanted = {key: round(target.values[variable]) for key, variable in grouped.n.items()}
-    if any(count and key not in members for key, count in wanted.items()):
-        return None
     model = grown(program, program.model)
-    for key, variables in members.items():
-        count = wanted.get(key, 0)
-        if count:
-            name = f"laid_out[{program.columns[key[0]].name}, {grouped.locations[key[1]].name}]"
-            model.add_constraint(name, [(variable, 1.0) for variable in variables], "==", count)
-        else:
-            for variable in variables:
-                model.high[variable] = 0.0
-    values = _place(program, model, target.values[grouped.normal.sigma])
+    for counted, whole in ((program.n, grouped.n), (program.kept, grouped.kept)):
+        if not _same_totals(program, grouped, model, counted, whole, target.values):
+            return None
+    values = _place(program, model, sum(v * target.values[i] for i, v in goodput_objective(grouped).items()))
     return None if values is None else replace(target, values=values, model=model)
 
 
-def _place(program: Program, model: LinearModel, headroom: float) -> list[float] | None:
+def _same_totals(
+    program: Program,
+    grouped: Program,
+    model: LinearModel,
+    counted: dict[tuple[int, int], int],
+    whole: dict[tuple[int, int], int],
+    values: list[float],
+) -> bool:
+    """Ask for the same number of each column on each kind of host; False if some have nowhere to go."""
+    group_of = {node.name: place for place, location in enumerate(grouped.locations) for node in location.nodes}
+    members: dict[tuple[int, int], list[int]] = {}
+    for (index, place), variable in counted.items():
+        members.setdefault((index, group_of[program.locations[place].nodes[0].name]), []).append(variable)
+    wanted = {key: round(values[variable]) for key, variable in whole.items()}
+    for key, variables in members.items():
+        name = f"laid_out[{program.columns[key[0]].name}, {grouped.locations[key[1]].name}]"
+        model.add_constraint(name, [(variable, 1.0) for variable in variables], "==", wanted.get(key, 0))
+        if not wanted.get(key):
+            for variable in variables:
+                model.high[variable] = 0.0
+    return all(key in members for key, count in wanted.items() if count)
+
+
+def _place(program: Program, model: LinearModel, goal: float) -> list[float] | None:
     """Where to stand: all the headroom and the fewest bytes across racks, or else as much headroom as fits."""
-    sigma, options = program.normal.sigma, program.problem.options
-    limits = SolveLimits(options.time_limit_s, 1e-3, TOLERANCE, LAYOUT_NODES)
+    options, terms = program.problem.options, goodput_objective(program)
+    limits = SolveLimits(options.time_limit_s, LAYOUT_GAP, TOLERANCE, LAYOUT_NODES)
     near = model.with_objective(travel_objective(program))
-    near.low[sigma] = near.high[sigma] = headroom * (1.0 - TOLERANCE)
+    _prefer_spread(program, near)
+    near.add_constraint("all_headroom", list(terms.items()), ">=", goal * (1.0 - TOLERANCE))
+    for sigma in program.normal.sigmas:
+        near.high[sigma] = min(near.high[sigma], max(1.0, goal)) if options.class_weights is None else near.high[sigma]
     answer = solve_arrays(near, limits)
     if answer.has_solution or options.objective == "goodput":
         return answer.values if answer.has_solution else None
-    roomy = model.with_objective({sigma: 1.0}, maximise=True)
-    roomy.high[sigma] = headroom
-    answer = solve_arrays(roomy, limits)
+    answer = solve_arrays(model.with_objective(terms, maximise=True), limits)
     return answer.values if answer.has_solution else None
+
+
+def _prefer_spread(program: Program, model: LinearModel) -> None:
+    """Among places as near as any: few instances of a column at one place, and the places that come first."""
+    for index in dict.fromkeys(index for index, _ in program.n):
+        places = {place: v for (column, place), v in program.n.items() if column == index and model.high[v] > 0}
+        if not places:
+            continue
+        most = model.add_variable(f"most_at_one_place[{program.columns[index].name}]")
+        model.objective[most] = SPREAD_WEIGHT
+        for place, variable in places.items():
+            model.add_constraint("most_at_one_place", [(variable, 1.0), (most, -1.0)], "<=", 0.0)
+            model.objective[variable] = ORDER_WEIGHT * program.columns[index].num_gpus * place / len(program.locations)
 
 
 def least(program: Program) -> Optimum | None:
@@ -90,46 +122,49 @@ def least(program: Program) -> Optimum | None:
     answer = _solve_or_say(model, SolveLimits(options.time_limit_s, options.gap_percent / 100.0, LESS_THAN_ONE_UNIT))
     if answer is None:
         return None
-    amount = _whole(program, scaled.coefficients, answer.values)
-    value = scaled.value(amount, _gpus(program, answer.values))
+    fixed = integers(program, answer.values)
+    amount = sum(value * fixed.get(v, answer.values[v]) for v, value in scaled.coefficients.items())
+    value = round(sum(value * fixed.get(v, answer.values[v]) for v, value in scaled.amounts.items()), 9)
     bound = value if answer.bound > amount - 1.0 + TOLERANCE else min(value, scaled.value_bound(answer.bound))
     model.add_constraint("as_good", list(scaled.coefficients.items()), "<=", amount + 0.5)
     values = _most_headroom(program, model, answer.values) if options.tie_breaks else answer.values
     return Optimum(values, model, answer.status == "optimal", value, bound, answer.solver)
 
 
-def _whole(program: Program, coefficients: dict[int, float], values: list[float]) -> float:
-    return float(round(sum(coefficients[variable] * round(values[variable]) for variable in program.n.values())))
-
-
-def _gpus(program: Program, values: list[float]) -> int:
-    return sum(program.columns[index].num_gpus * round(values[variable]) for (index, _), variable in program.n.items())
-
-
 def _most_headroom(program: Program, model: LinearModel, start: list[float]) -> list[float]:
     """Among plans as good as the optimum and no larger, one with the most headroom."""
-    roomy = grown(program, model).with_objective({program.normal.sigma: 1.0}, maximise=True)
+    roomy = grown(program, model).with_objective({program.sigma: 1.0}, maximise=True)
     limits = SolveLimits(program.problem.options.time_limit_s, 1e-4, TOLERANCE, TIE_NODES)
     answer = solve_arrays(roomy, limits, start=start)
     return answer.values if answer.has_solution else start
 
 
 def most_goodput(program: Program) -> Optimum | None:
-    """The largest rate scale, then least cost and fewest GPUs."""
-    options, sigma = program.problem.options, program.normal.sigma
-    model = program.model.copy()
-    for each in {service.sigma for service in program.services}:
-        model.low[each], model.high[each] = 0.0, options.max_rate_scale or MOST_HEADROOM
-    for each in {service.sigma for service in program.services} - {sigma}:
-        model.add_constraint("one_rate_scale", [(each, 1.0), (sigma, -1.0)], "==", 0.0)
-    model.objective, model.maximise = {sigma: 1.0}, True
-    answer = _solve_or_say(model, SolveLimits(options.time_limit_s, options.gap_percent / 100.0, 1e-9))
+    """The largest rate scale (or weighted served rate), then least cost and fewest GPUs."""
+    options, terms = program.problem.options, goodput_objective(program)
+    model = elastic(program)
+    model.objective, model.maximise = terms, True
+    answer = _solve_or_say(model, SolveLimits(options.time_limit_s, max(1e-7, options.gap_percent / 100.0), 1e-9))
     if answer is None or answer.objective <= TOLERANCE:
         return None
     value, bound = answer.objective, max(answer.objective, answer.bound)
-    model.low[sigma] = value * (1.0 - 1e-7)
+    model.add_constraint("as_good", list(terms.items()), ">=", value * (1.0 - 1e-7))
     values = _cheapest(program, model, answer.values) if options.tie_breaks else answer.values
     return Optimum(values, model, answer.status == "optimal", value, bound, answer.solver)
+
+
+def elastic(program: Program) -> LinearModel:
+    """A copy in which every rate scale is free, and failures carry what the normal service carries."""
+    model, options = program.model.copy(), program.problem.options
+    most = options.max_rate_scale or (MOST_HEADROOM if options.class_weights is None else 1.0)
+    for sigma in program.all_sigmas:
+        model.low[sigma], model.high[sigma] = 0.0, most
+    for service in program.services:
+        if service.sigmas != program.normal.sigmas:
+            for sigma, normal in set(zip(service.sigmas, program.normal.sigmas, strict=True)):
+                model.add_constraint("one_rate_scale", [(sigma, 1.0), (normal, -1.0)], "==", 0.0)
+            break
+    return model
 
 
 def _cheapest(program: Program, model: LinearModel, start: list[float]) -> list[float]:
@@ -142,24 +177,26 @@ def _cheapest(program: Program, model: LinearModel, start: list[float]) -> list[
 
 def least_travel(program: Program, optimum: Optimum) -> list[float]:
     """With the instances fixed: the most headroom again as a linear program, then the fewest bytes across racks."""
-    sigma, values = program.normal.sigma, optimum.values
-    most = grown(program, optimum.model.with_fixed(integers(program, values)))
-    most = most.with_objective({sigma: 1.0}, maximise=True)
-    best = solve_arrays(most)
+    terms = goodput_objective(program)
+    most = grown(program, optimum.model.with_fixed(integers(program, optimum.values)))
+    best = solve_arrays(most.with_objective(terms, maximise=True))
     if not best.has_solution:  # rounding the integers cost more than a tolerance: keep the solver's own point
-        return values
-    most.low[sigma] = best.values[sigma] * (1.0 - 1e-9)
+        return optimum.values
+    most.add_constraint("as_much", list(terms.items()), ">=", best.objective * (1.0 - 1e-9))
     near = solve_arrays(most.with_objective(travel_objective(program)))
     return near.values if near.has_solution else best.values
 
 
 def grown(program: Program, model: LinearModel) -> LinearModel:
     """A copy in which the normal service may serve more than was asked; failures still have to carry what was asked."""
-    copy, sigma, options = model.copy(), program.normal.sigma, program.problem.options
-    if options.objective != "goodput":
+    copy, options = model.copy(), program.problem.options
+    if options.objective == "goodput":
+        free = elastic(program)
+        for sigma in program.all_sigmas:
+            copy.low[sigma], copy.high[sigma] = free.low[sigma], free.high[sigma]
+        return copy
+    for sigma in program.normal.sigmas:
         copy.low[sigma], copy.high[sigma] = 1.0, MOST_HEADROOM
-    elif copy.high[sigma] == 1.0:
-        copy.low[sigma], copy.high[sigma] = 0.0, options.max_rate_scale or MOST_HEADROOM
     return copy
 
 

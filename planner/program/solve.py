@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from splitplan.catalogs.errors import InputError, Problem, SolverError
 from splitplan.planner.program.build import Program, build_program
-from splitplan.planner.program.constraints import instance_usd_per_hour, instance_watts
+from splitplan.planner.program.constraints import instance_watts
 from splitplan.planner.program.infeasible import explain_infeasible
-from splitplan.planner.program.linear import LinearModel
-from splitplan.planner.program.objective import gpu_terms
+from splitplan.planner.program.linear import LinearModel, Terms
+from splitplan.planner.program.money import purchase, rent_terms, running_instances
+from splitplan.planner.program.objective import goodput_objective, gpu_terms
 from splitplan.planner.program.optimum import Optimum, find_optimum, grown, integers, least_travel
 from splitplan.planner.program.pairing import SMALLEST_RATE, pair_flows
 from splitplan.planner.program.reduce import reduce_columns
 from splitplan.planner.program.solver import solve_arrays
-from splitplan.planner.program.types import Binding, Infeasible, Placed, ProgramInput, ProgramSolution
+from splitplan.planner.program.types import Binding, Bought, Infeasible, Placed, ProgramInput, ProgramSolution
 from splitplan.planner.program.verify import verify
 
 SMALLEST_DUAL = 1e-9
-BOOKKEEPING = ("demand", "kv_", "one_rate_scale")
+BOOKKEEPING = ("demand", "kv_", "kept", "bought", "laid_out", "as_good", "one_rate_scale")
 """Rows that only say what is what; they limit nothing by themselves."""
 
 
@@ -44,9 +44,10 @@ def check_input(problem: ProgramInput) -> None:
     """Raise InputError for anything that would make the program meaningless."""
     problems = []
     num_classes = len(problem.class_names)
-    rate = problem.rate_req_per_s
-    if rate.shape != (num_classes,) or not np.all(np.isfinite(rate)) or np.any(rate < 0) or rate.sum() <= 0:
-        problems.append(Problem("the request rates add up to nothing", key="rate", expected="finite req/s above zero"))
+    for name, rate in problem.rates:
+        if rate.shape != (num_classes,) or not np.all(np.isfinite(rate)) or np.any(rate < 0) or rate.sum() <= 0:
+            message = f"the request rates{name and ' of ' + name} add up to nothing"
+            problems.append(Problem(message, key="rate", expected="finite req/s above zero"))
     for column in problem.columns:
         work = column.work_s_per_request
         if work.shape != (num_classes,) or np.any(np.isnan(work)) or np.any(work <= 0):
@@ -62,10 +63,17 @@ def check_input(problem: ProgramInput) -> None:
 
 def _solution(program: Program, optimum: Optimum, values: list[float]) -> ProgramSolution:
     """Numbers in people's terms, then the independent check."""
-    options, sigma = program.problem.options, values[program.normal.sigma]
+    options, sigmas = program.problem.options, [values[sigma] for sigma in program.normal.sigmas]
     goodput = options.objective == "goodput"
-    scale = 1.0 if goodput else sigma
+    scale = 1.0 if goodput else sigmas[0]
     placed = _placed(program, values, scale)
+    rates = program.normal.rate_req_per_s
+    served = float(np.dot(rates, sigmas)) / float(rates.sum())
+    fixed = integers(program, values)
+    exact = [fixed.get(variable, value) for variable, value in enumerate(values)]
+    bought = purchase(program, exact)
+    for tier, variable in program.bought.items():
+        exact[variable] = float(bought[tier])
     gap = abs(optimum.bound - optimum.value) / max(abs(optimum.value), 1e-12)
     solution = ProgramSolution(
         status="optimal" if optimum.proven else "feasible",
@@ -75,11 +83,16 @@ def _solution(program: Program, optimum: Optimum, values: list[float]) -> Progra
         gap_percent=100.0 * gap,
         placed=placed,
         flows=pair_flows(program, values, scale),
-        rate_scale=sigma if goodput else 1.0,
-        headroom=1.0 if goodput else sigma,
-        usd_per_hour=_sum(program, values, instance_usd_per_hour),
-        num_gpus=round(sum(gpus * round(values[variable]) for variable, gpus in gpu_terms(program))),
-        watts=_sum(program, values, instance_watts),
+        rate_scale=served if goodput else 1.0,
+        class_scale=tuple(sigmas) if goodput else (1.0,) * len(sigmas),
+        headroom=1.0 if goodput else sigmas[0],
+        usd_per_hour=round(_total(rent_terms(program), exact), 9),
+        num_gpus=round(_total(gpu_terms(program), exact)),
+        watts=_total([(v, instance_watts(program, *key)) for key, v in program.n.items()], exact),
+        bought=tuple(
+            Bought(tier.gpu, tier.kind, count, tier.usd_per_gpu_hour) for tier, count in bought.items() if count
+        ),
+        moves=_moves(program, exact),
         binding=_binding(program, optimum.model, values),
         constraints_checked=0,
         solver=optimum.solver,
@@ -92,8 +105,18 @@ def _solution(program: Program, optimum: Optimum, values: list[float]) -> Progra
     return replace(solution, constraints_checked=check.num_checked)
 
 
-def _sum(program: Program, values: list[float], amount: Callable[[Program, int, int], float]) -> float:
-    return math.fsum(amount(program, *key) * round(values[variable]) for key, variable in program.n.items())
+def _total(terms: Terms, values: list[float]) -> float:
+    return math.fsum(amount * values[variable] for variable, amount in terms)
+
+
+def _moves(program: Program, values: list[float]) -> int:
+    """Instances started or stopped against what runs."""
+    if not program.problem.running:
+        return 0
+    limits = {key: program.model.high[variable] for key, variable in program.kept.items()}
+    stay = sum(round(min(values[program.n[key]], limit)) for key, limit in limits.items())
+    planned = sum(round(values[variable]) for variable in program.n.values())
+    return planned + running_instances(program) - 2 * stay
 
 
 def _placed(program: Program, values: list[float], scale: float) -> tuple[Placed, ...]:
@@ -119,7 +142,7 @@ def _placed(program: Program, values: list[float], scale: float) -> tuple[Placed
 def _binding(program: Program, model: LinearModel, values: list[float]) -> tuple[Binding, ...]:
     """Constraints that keep these instances from serving more, with the dual of the rate scale."""
     fixed = integers(program, values)
-    most = grown(program, model.with_fixed(fixed)).with_objective({program.normal.sigma: 1.0}, maximise=True)
+    most = grown(program, model.with_fixed(fixed)).with_objective(goodput_objective(program), maximise=True)
     answer = solve_arrays(most)
     if not answer.has_solution:
         return ()

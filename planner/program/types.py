@@ -44,6 +44,8 @@ class ProgramOptions:
     max_power_watts: float | None = None
     network_utilisation: float = NETWORK_UTILISATION
     class_weights: tuple[float, ...] | None = None  # goodput: worth of one request of each class; None: one rate scale
+    price_kinds: tuple[str, ...] = ()  # kinds of price to mix, each up to its cap; (): the fleet's one price per type
+    move_usd_per_hour: float = 0.0  # for every instance started or stopped against `running`, spread over its time
     max_rate_scale: float | None = None  # goodput: no more than this multiple of the asked rates
     survive: Literal["", "node", "rack", "power-domain"] = ""  # the load is still served with any one of them gone
     max_share_per_rack: float | None = None  # of every role's requests
@@ -51,6 +53,23 @@ class ProgramOptions:
     time_limit_s: float = 60.0
     gap_percent: float = 0.0
     tie_breaks: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Hour:
+    """One stretch of the day with its own load."""
+
+    name: str
+    rate_req_per_s: FloatArray  # [classes]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Instances of a column that run on a node (for one over several nodes: on its first) and may stay."""
+
+    column: str
+    node: str
+    instances: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +87,16 @@ class ProgramInput:
     kv_bytes_per_request: Mapping[str, FloatArray]
     pairs_allowed: Callable[[Column, Column], bool] = every_pair
     options: ProgramOptions = field(default_factory=ProgramOptions)
-    pod_bytes_per_s: Mapping[str, float] = field(default_factory=dict)  # pod uplinks, one direction
+    hours: tuple[Hour, ...] = ()  # several hours of the day that one plan must serve; rate_req_per_s is then unused
+    running: tuple[Running, ...] = ()  # what runs already; `options.move_usd_per_hour` prices every change
+
+    @property
+    def rates(self) -> tuple[tuple[str, FloatArray], ...]:
+        """(name, [classes] req/s) of every hour, the busiest first."""
+        if not self.hours:
+            return (("", self.rate_req_per_s),)
+        busiest = sorted(self.hours, key=lambda hour: -float(hour.rate_req_per_s.sum()))
+        return tuple((hour.name, hour.rate_req_per_s) for hour in busiest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +126,16 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True)
+class Bought:
+    """GPUs of one type at one kind of price."""
+
+    gpu: str
+    kind: str
+    num_gpus: int
+    usd_per_gpu_hour: float
+
+
+@dataclass(frozen=True, slots=True)
 class Binding:
     """A constraint without slack. `dual` is the gain in rate scale (1 = all that was asked) per unit of its limit."""
 
@@ -117,10 +155,13 @@ class ProgramSolution:
     placed: tuple[Placed, ...]
     flows: tuple[Flow, ...]
     rate_scale: float  # served rate ÷ asked rate (1 for cost and power)
+    class_scale: tuple[float, ...]  # the same by class
     headroom: float  # factor by which every class could still grow on these instances
     usd_per_hour: float
     num_gpus: int
     watts: float
+    bought: tuple[Bought, ...]  # GPUs by kind of price, where kinds are mixed
+    moves: int  # instances started or stopped against what runs
     binding: tuple[Binding, ...]
     constraints_checked: int
     solver: str

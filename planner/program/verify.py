@@ -120,7 +120,7 @@ def _search_fit(groups: list[int], free: list[int], steps_left: list[int]) -> bo
 
 def _check_demand(check: Check, problem: ProgramInput, solution: ProgramSolution, columns: dict[str, Column]) -> None:
     for b, name in enumerate(problem.class_names):
-        asked = float(problem.rate_req_per_s[b]) * solution.rate_scale
+        asked = float(problem.rates[0][1][b]) * solution.class_scale[b]
         first = _total(solution.placed, b, lambda placed: placed.role != "decode")
         last = _total(solution.placed, b, lambda placed: placed.role != "prefill")
         check.equal(f"class {name}: served by prefill and colocated", first, asked)
@@ -190,7 +190,7 @@ def _check_links(
     for direction in ("out", "in"):
         limits |= {(f"NIC {direction}", name): place.nic_bytes_per_s for name, place in places.items()}
         limits |= {(f"rack uplink {direction}", rack.name): rack.uplink_bytes_per_s for rack in problem.fleet.racks}
-        limits |= {(f"pod uplink {direction}", pod): limit for pod, limit in problem.pod_bytes_per_s.items()}
+        limits |= {(f"pod uplink {direction}", pod.name): pod.uplink_bytes_per_s for pod in problem.fleet.pods}
     for link, limit in limits.items():
         if limit is not None:
             check.at_most(f"{link[0]} {link[1]}: KV bytes per second", loads.get(link, 0.0), limit * share)
@@ -218,7 +218,7 @@ def _check_limits(
     """Inventory, rack power, budget, power; and that the reported sums are the sums."""
     options = problem.options
     placed_gpus = [(entry, entry.instances * columns[entry.column].num_gpus) for entry in solution.placed]
-    dollars = math.fsum(gpus * places[entry.location].usd_per_gpu_hour for entry, gpus in placed_gpus)
+    dollars = _dollars(problem, [(places[entry.location], gpus) for entry, gpus in placed_gpus])
     watts = math.fsum(
         entry.instances * columns[entry.column].watts + gpus * places[entry.location].host_watts_per_gpu
         for entry, gpus in placed_gpus
@@ -242,3 +242,22 @@ def _check_limits(
     ):
         if limit is not None:
             check.at_most(what, value, limit)
+
+
+def _dollars(problem: ProgramInput, rented: Iterable[tuple[Location, int]]) -> float:
+    """Rent of (location, GPUs): each at its price, or where kinds of price are mixed, the cheapest kinds first."""
+    total, by_type = 0.0, dict[str, int]()
+    for location, gpus in rented:
+        if problem.options.price_kinds and location.nodes[0].price_usd_per_gpu_hour is None:
+            by_type[location.gpu] = by_type.get(location.gpu, 0) + gpus
+        else:
+            total += gpus * location.usd_per_gpu_hour
+    for gpu, count in by_type.items():
+        tiers = [t for t in problem.fleet.price_tiers if t.gpu == gpu and t.kind in problem.options.price_kinds]
+        for tier in sorted(tiers, key=lambda tier: tier.usd_per_gpu_hour):
+            part = count if tier.max_gpus is None else min(count, tier.max_gpus)
+            total += part * tier.usd_per_gpu_hour
+            count -= part
+        if count:
+            return math.inf  # more than all kinds of price together allow
+    return total
