@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +12,19 @@ from pathlib import Path
 import numpy as np
 
 from splitplan.catalogs.documents import Document, KeyPath, read_document, validate
-from splitplan.catalogs.errors import InputError, Problem, SplitplanError
+from splitplan.catalogs.errors import InputError, Problem, SplitplanError, shorten
 from splitplan.planner.spec.forms import form_lengths, is_form
 from splitplan.planner.spec.length_rows import LengthRows, joined, rows_of_file
 from splitplan.planner.spec.reading import Reading
 from splitplan.planner.spec.shipped import file_of
 from splitplan.planner.spec.slo import Slo, parse_slo
+from splitplan.planner.spec.trace.read import read_trace
 from splitplan.planner.spec.workload import Gaps, RequestClass, Workload, check_rate
-from splitplan.planner.spec.workload_schema import ArrivalsFile, WorkloadFile
+from splitplan.planner.spec.workload_schema import ArrivalsFile, TraceFile, WorkloadFile
+from splitplan.planner.spec.workload_trace import workload_of_trace
 
 MAX_WORKLOAD_BYTES = 16 * 2**20
+HEAD_BYTES = 4096
 MIN_SHARE_SUM, MAX_SHARE_SUM = 0.999, 1.001
 
 
@@ -33,20 +37,41 @@ def read_workload(
         check_rate(rate_req_per_s, where=name)
     if is_form(name):
         workload = _workload_of_form(name, rate_req_per_s)
-    else:
-        document = read_document(file_of("workload", name), "workload", max_bytes=MAX_WORKLOAD_BYTES)
+    elif is_description(path := file_of("workload", name)):
+        document = read_document(path, "workload", max_bytes=MAX_WORKLOAD_BYTES)
+        if start_s or end_s is not None:
+            raise InputError(Problem("is a description, and has no window to cut", str(path), "window"))
         workload = build_workload(document, rate_req_per_s)
+    else:
+        trace = read_trace(path, start_s=start_s, end_s=end_s)
+        workload = workload_of_trace(trace, path.name, rate_req_per_s)
     return replace(workload, content_hash=workload_hash(workload))
+
+
+def is_description(path: Path) -> bool:
+    """Whether a file is a Workload file, rather than a trace: by its ending, else by how it begins."""
+    if path.suffix in (".yaml", ".yml"):
+        return True
+    try:
+        with open(path, "rb") as handle:
+            head = handle.read(HEAD_BYTES)
+    except (OSError, ValueError):
+        return False  # the reader of traces says what is wrong
+    return re.search(rb"""(?m)(^|[{,"'\s])kind["']?\s*:\s*["']?Workload\b""", head) is not None
 
 
 def build_workload(document: Document, rate_req_per_s: float | None = None) -> Workload:
     """Check a parsed Workload file and build the workload. Raises DocumentError with every problem."""
     file = validate(document, WorkloadFile)
     reading = Reading(document)
-    if (file.lengths is None) == (not file.classes):
-        reading.reject((), "needs one of `lengths` and `classes`", expected="lengths of one class, or several classes")
+    ways = [name for name in ("lengths", "classes", "trace") if getattr(file, name)]
+    if len(ways) != 1:
+        message = f"gives {' and '.join(ways)}" if ways else "says nothing of requests"
+        reading.reject((), message, expected="one of `lengths`, `classes` and `trace`")
     if file.rate_req_per_s is not None and file.hourly_req_per_s:
         reading.reject(("hourly_req_per_s",), "given together with `rate_req_per_s`", expected="one of the two")
+    if file.trace is not None:
+        return _replayed(file, file.trace, rate_req_per_s, reading)
     rows = _rows(file, reading)
     gaps = _gaps(file.arrivals, reading)
     classes = _classes(file, reading)
@@ -69,6 +94,29 @@ def build_workload(document: Document, rate_req_per_s: float | None = None) -> W
         gaps=gaps,
         hourly_req_per_s=tuple(hour * scale for hour in file.hourly_req_per_s),
     )
+
+
+def _replayed(file: WorkloadFile, part: TraceFile, rate_req_per_s: float | None, reading: Reading) -> Workload:
+    """The workload of a file that names a trace."""
+    if file.hourly_req_per_s:
+        reading.reject(("hourly_req_per_s",), "given together with `trace`", expected="one of the two")
+    slos = {name: _slo(text, ("trace", "slo", name), reading) for name, text in part.slo.items()}
+    path = Path(reading.document.path).parent / part.path
+    columns: dict[str, str] = {role: name for role, name in part.columns.items()}
+    trace = reading.attempt(lambda: read_trace(path, columns=columns, start_s=part.start_s, end_s=part.end_s))
+    if trace is not None:
+        for name in part.slo:
+            if name not in trace.class_names:
+                known = ", ".join(trace.class_names)
+                reading.reject(
+                    ("trace", "slo", name), f"the trace has no class '{shorten(name, 60)}'", f"one of {known}"
+                )
+    reading.stop_on_problems()
+    assert trace is not None  # otherwise there was a problem
+    rate = rate_req_per_s if rate_req_per_s is not None else file.rate_req_per_s
+    known_slos = {name: slo for name, slo in slos.items() if slo is not None}
+    workload = workload_of_trace(trace, file.name, rate, known_slos)
+    return replace(workload, source=file.source or workload.source)
 
 
 def _known_rate(own: float | None, wanted: float | None, name: str, where: str) -> float:

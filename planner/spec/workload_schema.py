@@ -94,6 +94,12 @@ class TraceFile(FileModel):
     end_s: Annotated[float, Field(gt=0, json_schema_extra=unit("s"))] | None = Field(
         None, description="end of a window, from the first arrival; left out: all of it"
     )
+    columns: dict[Literal["time", "input", "output", "class"], Name] = Field(
+        {}, description="names of columns or keys where they are not the known ones"
+    )
+    slo: dict[Name, Annotated[str, Field(max_length=500)]] = Field(
+        {}, description="targets of single classes, by the class's name in the trace"
+    )
 
 
 class WorkloadFile(FileModel):
@@ -113,3 +119,4 @@ class WorkloadFile(FileModel):
     prefix_hit_ratio: Share = Field(0.0, description="prompt tokens found in a warm cache, where no class says more")
     lengths: LengthsFile | None = Field(None, description="for a workload of one class")
     classes: Annotated[list[ClassFile], Field(max_length=100)] = Field([], description="instead of `lengths`")
+    trace: TraceFile | None = Field(None, description="instead of `lengths` and `classes`")

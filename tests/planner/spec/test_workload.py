@@ -195,11 +195,12 @@ def test_hours_of_a_day_are_planned_at_their_peak_and_scale_together() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rate_req_per_s: 1\n", "needs one of `lengths` and `classes`"),
-        (FIXED + CLASSES, "needs one of `lengths` and `classes`"),
+        ("rate_req_per_s: 1\n", "expected one of `lengths`, `classes` and `trace`"),
+        (FIXED + CLASSES, "gives lengths and classes"),
+        ("trace: {path: nowhere.csv}\n", "no such trace"),
         (FIXED + "rate_req_per_s: 0\n", "mine.yaml:5 `rate_req_per_s`: is 0"),
         (FIXED + "rate_req_per_s: -3\n", "`rate_req_per_s`: is -3"),
-        (FIXED + "rate_req_per_s: .nan\n", "is nan"),
+        (FIXED + "rate_req_per_s: .nan\n", "mine.yaml:5 `rate_req_per_s`: .nan is"),
         (FIXED + "rate_req_per_s: '5'\n", "is '5'"),
         (FIXED + "rate_per_s: 5\n", "did you mean rate_req_per_s"),
         (FIXED + "rate_req_per_s: 1\nhourly_req_per_s: [1]\n", "one of the two"),
