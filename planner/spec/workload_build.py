@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from splitplan.catalogs.documents import Document, KeyPath, read_document, validate
-from splitplan.catalogs.errors import InputError, Problem, SplitplanError, shorten
+from splitplan.catalogs.errors import DocumentError, InputError, Problem, SplitplanError, shorten
 from splitplan.planner.spec.forms import form_lengths, is_form
 from splitplan.planner.spec.length_rows import LengthRows, joined, rows_of_file
 from splitplan.planner.spec.reading import Reading
@@ -102,17 +102,15 @@ def _replayed(file: WorkloadFile, part: TraceFile, rate_req_per_s: float | None,
         reading.reject(("hourly_req_per_s",), "given together with `trace`", expected="one of the two")
     slos = {name: _slo(text, ("trace", "slo", name), reading) for name, text in part.slo.items()}
     path = Path(reading.document.path).parent / part.path
-    columns: dict[str, str] = {role: name for role, name in part.columns.items()}
+    columns = {str(role): name for role, name in part.columns.items()}
     trace = reading.attempt(lambda: read_trace(path, columns=columns, start_s=part.start_s, end_s=part.end_s))
-    if trace is not None:
-        for name in part.slo:
-            if name not in trace.class_names:
-                known = ", ".join(trace.class_names)
-                reading.reject(
-                    ("trace", "slo", name), f"the trace has no class '{shorten(name, 60)}'", f"one of {known}"
-                )
+    if trace is None:
+        raise DocumentError(reading.problems)
+    for name in part.slo:
+        if name not in trace.class_names:
+            expected = f"one of {', '.join(trace.class_names)}"
+            reading.reject(("trace", "slo", name), f"the trace has no class '{shorten(name, 60)}'", expected)
     reading.stop_on_problems()
-    assert trace is not None  # otherwise there was a problem
     rate = rate_req_per_s if rate_req_per_s is not None else file.rate_req_per_s
     known_slos = {name: slo for name, slo in slos.items() if slo is not None}
     workload = workload_of_trace(trace, file.name, rate, known_slos)
