@@ -147,6 +147,7 @@ def build_program(
     constraints.define_gpus_fit(program)
     constraints.define_rack_power(program)
     constraints.define_totals(program)
+    constraints.define_required(program)
     for service in program.services:
         constraints.define_demand(program, service)
         constraints.define_instance_time(program, service)

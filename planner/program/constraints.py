@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from splitplan.planner.program.linear import Terms
 from splitplan.planner.program.money import rent_terms
+from splitplan.planner.program.reduce import parse_filter
 from splitplan.planner.spec.fleet import Rack
 
 if TYPE_CHECKING:
@@ -112,6 +113,14 @@ def define_totals(program: Program) -> None:
     if options.max_power_watts is not None:
         terms = [(variable, instance_watts(program, *key)) for key, variable in program.n.items()]
         model.add_constraint("power", terms, "<=", options.max_power_watts)
+
+
+def define_required(program: Program) -> None:
+    """At least one instance of every kind that is required."""
+    for text in program.problem.options.require:
+        wanted = parse_filter(text)
+        terms = [(v, 1.0) for (index, _), v in program.n.items() if wanted.matches(program.columns[index])]
+        program.model.add_constraint(f"required[{text}]", terms, ">=", 1.0)
 
 
 def define_demand(program: Program, service: Service) -> None:

@@ -171,5 +171,11 @@ def serveable(columns: Iterable[Column], class_index: int, role: str) -> bool:
 
 
 def reduce_columns(problem: ProgramInput) -> tuple[Column, ...]:
-    """The columns the program works on."""
-    return undominated(allowed_columns(problem.columns, problem.options), problem.pairs_allowed)
+    """The columns the program works on. A required kind is never dropped for a better one."""
+    allowed = allowed_columns(problem.columns, problem.options)
+    wanted = [parse_filter(text) for text in problem.options.require]
+    running = {entry.column for entry in problem.running}
+    kept = {column.name for column in undominated(allowed, problem.pairs_allowed)} | running
+    return tuple(
+        column for column in allowed if column.name in kept or any(filter_.matches(column) for filter_ in wanted)
+    )

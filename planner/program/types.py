@@ -40,6 +40,7 @@ class ProgramOptions:
     only_gpu: str | None = None
     pin: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()  # at least one instance that matches each filter
     budget_usd_per_hour: float | None = None
     max_power_watts: float | None = None
     network_utilisation: float = NETWORK_UTILISATION

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from splitplan.planner.columns.column import Column
-from splitplan.planner.program.reduce import REACH_ORDER
+from splitplan.planner.program.reduce import REACH_ORDER, parse_filter
 from splitplan.planner.program.types import Flow, Placed, ProgramInput, ProgramSolution
 from splitplan.planner.topology import Location, fleet_locations
 
@@ -229,6 +229,9 @@ def _check_limits(
     for gpu, inventory in problem.fleet.num_gpus.items():
         used = sum(gpus for entry, gpus in placed_gpus if columns[entry.column].gpu == gpu)
         check.at_most(f"{gpu}: GPUs of the inventory", used, inventory)
+    for text in options.require:
+        kinds = [columns[entry.column] for entry in solution.placed]
+        check.holds(f"required: {text}", any(parse_filter(text).matches(column) for column in kinds))
     for rack in problem.fleet.racks:
         if rack.power_limit_watts is not None:
             drawn = sum(node.host_watts for node in rack.nodes) + math.fsum(
