@@ -16,7 +16,7 @@ from splitplan.catalogs.links import Link
 from splitplan.catalogs.models import Mla
 from splitplan.profiler.profile import Basis, Profile, Timed
 from splitplan.profiler.tables import gemm as gemm_tables
-from splitplan.profiler.tables.attention import DecodeTable, PrefillTable, Variant
+from splitplan.profiler.tables.attention import AttentionTable, Variant
 from splitplan.profiler.tables.collectives import CollectiveTable, modelled
 from splitplan.profiler.tables.mla import DEEPSEEK_V3_HIDDEN, MlaTable
 from splitplan.profiler.tables.moe import MoeShape, MoeTable
@@ -75,14 +75,14 @@ class OpTimes:
         """Causal attention of `batch` sequences of `new` tokens after `past` ones each."""
         new_, past_, batch_ = _broadcast(new, past, batch)
         variant = Variant(kv_dtype, head_dim, window or 0)
-        table = self._build("prefill_attention", "", lambda rows: PrefillTable(rows, self.roofline))
+        table = self._build("prefill_attention", "", lambda rows: AttentionTable(rows, self.roofline))
         if table is None:
             return _assumed(
                 self.roofline.prefill_attention(
                     new_, past_, batch_, heads, kv_heads, head_dim, variant.window, kv_dtype
                 )
             )
-        timed: Timed = table.query(new_, past_, batch_, (heads, kv_heads), variant)
+        timed: Timed = table.prefill(new_, past_, batch_, (heads, kv_heads), variant)
         return timed
 
     def decode_attention(
@@ -92,12 +92,12 @@ class OpTimes:
         """One token of each of `batch` sequences over `context` tokens, itself included."""
         batch_, context_ = _broadcast(batch, context)
         variant = Variant(kv_dtype, head_dim, window or 0)
-        table = self._build("decode_attention", "", lambda rows: DecodeTable(rows, self.roofline))
+        table = self._build("decode_attention", "", lambda rows: AttentionTable(rows, self.roofline))
         if table is None:
             return _assumed(
                 self.roofline.decode_attention(batch_, context_, heads, kv_heads, head_dim, variant.window, kv_dtype)
             )
-        timed: Timed = table.query(batch_, context_, (heads, kv_heads), variant)
+        timed: Timed = table.decode(batch_, context_, (heads, kv_heads), variant)
         return timed
 
     def mla_prefill(

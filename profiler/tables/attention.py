@@ -1,9 +1,9 @@
 """Attention times from tables by batch and length, for each (KV dtype, head_dim, window) and each pair of head counts.
 
-Corrections to the roofline are interpolated, bilinearly in logarithms. Attention works KV head by KV head: `heads`
-over `kv_heads` at batch b does what half the heads do at batch 2b. So a pair of head counts that was not measured is
-read from one with the same queries per KV head, at the batch that has as many KV heads in flight; failing that from
-the nearest.
+Attention works KV head by KV head: `heads` over `kv_heads` at batch b does what half the heads do at batch 2b. So a
+pair of head counts that was not measured is read from one with the same queries per KV head, at the batch that has as
+many heads in flight; failing that from the nearest. Whatever stands in for something else (head counts, window,
+head_dim, KV dtype, lengths beyond the table, a past) is scaled by the ratio of the two rooflines; the basis says so.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitplan.profiler.profile import Basis, OpTable, Timed
-from splitplan.profiler.tables.grid import basis_of, fill_last_axis, interpolate, pivot, place
+from splitplan.profiler.tables.grid import BasisArray, interpolate, pivot, place
+from splitplan.profiler.tables.lengths import Kind, LengthGrid, find_key_block, make_grid
 from splitplan.profiler.tables.roofline import Roofline, attended_pairs, element_bytes
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.intp]
 Heads = tuple[int, int]  # (query heads, KV heads) of one rank
-
-FULL = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,107 +33,148 @@ class Variant:
     window: int  # 0 is full attention
 
 
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    log_batch: FloatArray
-    log_length: FloatArray
-    corrections: FloatArray  # [batch, length]
-    measured: NDArray[np.bool_]
-
-
 @dataclass(slots=True)
-class PrefillTable:
-    """Times of causal prefill attention; grids are built when first asked for."""
+class AttentionTable:
+    """Times of prefill or decode attention (the table's family says which); grids are built when first asked for."""
 
     table: OpTable
     roofline: Roofline
-    variants: dict[Variant, NDArray[np.intp]] = field(init=False)
-    _grids: dict[tuple[Variant, Heads, int], _Grid] = field(default_factory=dict)
+    variants: dict[Variant, IntArray] = field(init=False)
+    _grids: dict[tuple[Variant, Heads], LengthGrid] = field(default_factory=dict)
+    _key_blocks: dict[Variant, int] = field(default_factory=dict)
+    _past: dict[tuple[Variant, Heads], PastCorrection | None] = field(default_factory=dict)
+    _read_instead: dict[tuple[Variant, Heads], tuple[Variant, Heads]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.variants = split_variants(self.table)
 
-    def query(self, new: FloatArray, past: FloatArray, batch: FloatArray, heads: Heads, wanted: Variant) -> Timed:
+    @property
+    def kind(self) -> Kind:
+        """Which of the two families this is."""
+        return "decode" if self.table.family == "decode_attention" else "prefill"
+
+    def decode(self, batch: FloatArray, context: FloatArray, heads: Heads, wanted: Variant) -> Timed:
+        """Seconds for one token of each of `batch` sequences over `context` tokens."""
+        variant, used = self._nearest(heads, wanted)
+        seen = batch * (heads[1] / used[1])
+        wanted_s = self._roofline_s(batch, context, 0.0, heads, wanted)
+        timed = self._scaled(variant, used, seen, context, wanted_s)
+        return Timed(timed.seconds, _worsen(timed.basis, variant, wanted, used, heads))
+
+    def prefill(self, new: FloatArray, past: FloatArray, batch: FloatArray, heads: Heads, wanted: Variant) -> Timed:
         """Seconds for `batch` sequences of `new` tokens after `past` ones.
 
-        A table without rows of that past is read at the length whose causal triangle has as many attended pairs.
+        Without rows of a past, the time of the prompt whose causal triangle has as many attended pairs.
         """
-        variant = nearest_variant(self.variants, wanted)
-        measured_heads = nearest_heads(self._heads(variant), heads)
-        grid = self._grid(variant, measured_heads)
-        length = np.where(past > 0, equivalent_length(new, past, wanted.window), new)
-        scale = heads[1] / measured_heads[1]
-        places = [place(grid.log_batch, np.log(batch * scale)), place(grid.log_length, np.log(length))]
-        base = self.roofline.prefill_attention(
-            new, past, batch, *heads, wanted.head_dim, wanted.window, wanted.kv_dtype
-        )
-        basis = basis_of(places, grid.measured)
-        basis = worsen(basis, past > 0, variant, wanted, measured_heads, heads)
-        return Timed(base * np.exp(interpolate(grid.corrections, places)), basis)
+        variant, used = self._nearest(heads, wanted)
+        seen = batch * (heads[0] / used[0])
+        length = np.where(past > 0, equivalent_length(new, past, variant.window), new)
+        wanted_s = self._roofline_s(batch, new, past, heads, wanted)
+        timed = self._scaled(variant, used, seen, length, wanted_s)
+        basis = _worsen(timed.basis, variant, wanted, used, heads)
+        correction = self._past_correction(variant, used)
+        if correction is not None:
+            return correction.apply(Timed(timed.seconds, basis), new, past)
+        modelled = np.maximum(basis, np.uint8(Basis.EXTRAPOLATED))
+        return Timed(timed.seconds, np.where(past > 0, modelled, basis).astype(np.uint8))
 
-    def _heads(self, variant: Variant) -> set[Heads]:
-        rows = self.variants[variant]
-        return set(
-            zip(self.table.keys["heads"][rows].tolist(), self.table.keys["kv_heads"][rows].tolist(), strict=True)
-        )
+    def _scaled(
+        self, variant: Variant, used: Heads, batch: FloatArray, length: FloatArray, wanted_s: FloatArray
+    ) -> Timed:
+        """The grid's seconds times the ratio of the wanted roofline and the roofline of what was read."""
+        grid = self._grid(variant, used)
+        seconds, basis = grid.read(batch, length)
+        read_s = self._roofline_s(*grid.clamp(batch, length), 0.0, used, variant)
+        return Timed(seconds * wanted_s / read_s, basis)
 
-    def _grid(self, variant: Variant, heads: Heads) -> _Grid:
-        key = (variant, heads, 0)
-        if key not in self._grids:
-            rows = _rows_of(self.table, self.variants[variant], heads)
-            rows = rows[self.table.keys["past"][rows] == 0]
-            (batch, new), seconds = pivot(
-                [self.table.keys["batch"][rows], self.table.keys["new"][rows]], self.table.seconds[rows]
+    def _roofline_s(
+        self, batch: FloatArray, length: FloatArray, past: FloatArray | float, heads: Heads, variant: Variant
+    ) -> FloatArray:
+        shape = (*heads, variant.head_dim, variant.window, variant.kv_dtype)
+        if self.kind == "decode":
+            return self.roofline.decode_attention(batch, length, *shape)
+        return self.roofline.prefill_attention(length, past, batch, *shape)
+
+    def _nearest(self, heads: Heads, wanted: Variant) -> tuple[Variant, Heads]:
+        """The measured variant and head counts to read."""
+        if (wanted, heads) not in self._read_instead:
+            variant = nearest_variant(self.variants, wanted)
+            rows, keys = self.variants[variant], self.table.keys
+            known = set(zip(keys["heads"][rows].tolist(), keys["kv_heads"][rows].tolist(), strict=True))
+            self._read_instead[wanted, heads] = variant, nearest_heads(known, heads)
+        return self._read_instead[wanted, heads]
+
+    def _grid(self, variant: Variant, heads: Heads) -> LengthGrid:
+        if (variant, heads) not in self._grids:
+            rows = self._rows_of(variant, heads)
+            length = "context" if self.kind == "decode" else "new"
+            if self.kind == "prefill" and np.any(self.table.keys["past"][rows] == 0):
+                rows = rows[self.table.keys["past"][rows] == 0]
+            (batch, lengths), seconds = pivot(
+                [self.table.keys[name][rows] for name in ("batch", length)], self.table.seconds[rows]
             )
-            base = self.roofline.prefill_attention(
-                new[None, :], 0.0, batch[:, None], *heads, variant.head_dim, variant.window, variant.kv_dtype
-            )
-            self._grids[key] = _make_grid(batch, new, seconds, base)
-        return self._grids[key]
+            self._grids[variant, heads] = make_grid(
+                self.kind, batch, lengths, seconds,
+                lambda b, n: self._roofline_s(b, n, 0.0, heads, variant),
+                self._key_block(variant) if self.kind == "decode" else 0,
+            )  # fmt: skip
+        return self._grids[variant, heads]
 
-
-@dataclass(slots=True)
-class DecodeTable:
-    """Times of decode attention; grids are built when first asked for."""
-
-    table: OpTable
-    roofline: Roofline
-    variants: dict[Variant, NDArray[np.intp]] = field(init=False)
-    _grids: dict[tuple[Variant, Heads], _Grid] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.variants = split_variants(self.table)
-
-    def query(self, batch: FloatArray, context: FloatArray, heads: Heads, wanted: Variant) -> Timed:
-        """Seconds for one token of each of `batch` sequences over `context` tokens."""
-        variant = nearest_variant(self.variants, wanted)
+    def _rows_of(self, variant: Variant, heads: Heads) -> IntArray:
         rows = self.variants[variant]
+        chosen = (self.table.keys["heads"][rows] == heads[0]) & (self.table.keys["kv_heads"][rows] == heads[1])
+        of_heads: IntArray = rows[chosen]
+        return of_heads
+
+    def _key_block(self, variant: Variant) -> int:
+        if variant not in self._key_blocks:
+            keys, rows = self.table.keys, self.variants[variant]
+            rows = rows[keys["batch"][rows] == keys["batch"][rows].min()]
+            lines = keys["heads"][rows].astype(np.int64) * 1000 + keys["kv_heads"][rows]
+            (_, context), seconds = pivot([lines, keys["context"][rows]], self.table.seconds[rows])
+            self._key_blocks[variant] = find_key_block(context, seconds)
+        return self._key_blocks[variant]
+
+    def _past_correction(self, variant: Variant, heads: Heads) -> PastCorrection | None:
+        if (variant, heads) not in self._past:
+            rows = self._rows_of(variant, heads)
+            rows = rows[self.table.keys["past"][rows] > 0]
+            self._past[variant, heads] = self._fit_past(rows, variant, heads) if len(rows) else None
+        return self._past[variant, heads]
+
+    def _fit_past(self, rows: IntArray, variant: Variant, heads: Heads) -> PastCorrection:
         keys = self.table.keys
-        known = set(zip(keys["heads"][rows].tolist(), keys["kv_heads"][rows].tolist(), strict=True))
-        measured_heads = nearest_heads(known, heads)
-        grid = self._grid(variant, measured_heads)
-        scale = heads[1] / measured_heads[1]
-        places = [place(grid.log_batch, np.log(batch * scale)), place(grid.log_length, np.log(context))]
-        base = self.roofline.decode_attention(batch, context, *heads, wanted.head_dim, wanted.window, wanted.kv_dtype)
-        basis = basis_of(places, grid.measured)
-        basis = worsen(basis, np.zeros(batch.shape, dtype=bool), variant, wanted, measured_heads, heads)
-        return Timed(base * np.exp(interpolate(grid.corrections, places)), basis)
-
-    def _grid(self, variant: Variant, heads: Heads) -> _Grid:
-        key = (variant, heads)
-        if key not in self._grids:
-            rows = _rows_of(self.table, self.variants[variant], heads)
-            (batch, context), seconds = pivot(
-                [self.table.keys["batch"][rows], self.table.keys["context"][rows]], self.table.seconds[rows]
-            )
-            base = self.roofline.decode_attention(
-                batch[:, None], context[None, :], *heads, variant.head_dim, variant.window, variant.kv_dtype
-            )
-            self._grids[key] = _make_grid(batch, context, seconds, base)
-        return self._grids[key]
+        new, past, batch = (keys[name][rows].astype(np.float64) for name in ("new", "past", "batch"))
+        predicted, _ = self._grid(variant, heads).read(batch, equivalent_length(new, past, variant.window))
+        order = np.lexsort((past, new))
+        ratios = np.log(self.table.seconds[rows] / predicted)[order]
+        _, first = np.unique(np.stack([new[order], past[order]]), axis=1, return_index=True)
+        medians = np.array([np.median(part) for part in np.split(ratios, np.sort(first)[1:])])
+        at = order[np.sort(first)]
+        (news, pasts), grid = pivot([keys["new"][rows][at], keys["past"][rows][at]], medians)
+        return PastCorrection(news, pasts, grid)
 
 
-def split_variants(table: OpTable) -> dict[Variant, NDArray[np.intp]]:
+@dataclass(frozen=True, slots=True)
+class PastCorrection:
+    """What measured rows with a past say against the model of equal pairs: log ratios over new and past tokens."""
+
+    new: FloatArray
+    past: FloatArray
+    log_ratios: FloatArray  # [new, past]; NaN where not measured
+
+    def apply(self, timed: Timed, new: FloatArray, past: FloatArray) -> Timed:
+        """Corrects points that have a past; inside the measured range they are interpolated, not modelled."""
+        known = np.nan_to_num(self.log_ratios, nan=float(np.nanmedian(self.log_ratios)))
+        knots = np.concatenate([[0.0], np.log1p(self.past)])  # without a past there is nothing to correct
+        padded = np.concatenate([np.zeros((len(self.new), 1)), known], axis=1)
+        places = [place(np.log(self.new), np.log(new)), place(knots, np.log1p(past))]
+        seconds = timed.seconds * np.exp(interpolate(padded, places))
+        floor = np.where(places[0].inside & places[1].inside, Basis.INTERPOLATED, Basis.EXTRAPOLATED).astype(np.uint8)
+        return Timed(seconds, np.where(past > 0, np.maximum(timed.basis, floor), timed.basis).astype(np.uint8))
+
+
+def split_variants(table: OpTable) -> dict[Variant, IntArray]:
     """Rows of each (KV dtype, head_dim, window)."""
     keys = table.keys
     dtypes, dtype_codes = np.unique(keys["kv_dtype"], return_inverse=True)
@@ -148,9 +189,9 @@ def split_variants(table: OpTable) -> dict[Variant, NDArray[np.intp]]:
 
 
 def nearest_variant(known: Iterable[Variant], wanted: Variant) -> Variant:
-    """The measured variant whose corrections fit best: full for full attention, then head_dim, KV dtype, window.
+    """The measured variant that stands in best: in window first, then head_dim and KV dtype.
 
-    A window that was not measured is better read from full attention than from a window far from it.
+    A window that was not measured is better read from full attention than from a window more than twice off.
     """
 
     def distance(variant: Variant) -> tuple[float, float, float]:
@@ -177,7 +218,7 @@ def nearest_heads(known: Iterable[Heads], wanted: Heads) -> Heads:
 
 
 def equivalent_length(new: FloatArray, past: FloatArray, window: int) -> FloatArray:
-    """The length of a whole prompt with as many attended pairs: L(L+1)/2 of them, or the last L of a window."""
+    """The length of a whole prompt with as many attended pairs: L(L+1)/2 of them, or `window` for each beyond it."""
     pairs = attended_pairs(new, past, window)
     triangle = (np.sqrt(1.0 + 8.0 * pairs) - 1.0) / 2.0
     if window <= 0:
@@ -185,25 +226,12 @@ def equivalent_length(new: FloatArray, past: FloatArray, window: int) -> FloatAr
     return np.asarray(np.where(triangle <= window, triangle, pairs / window + (window - 1.0) / 2.0))
 
 
-def worsen(
-    basis: NDArray[np.uint8], modelled: NDArray[np.bool_], used: Variant, wanted: Variant, used_heads: Heads,
-    wanted_heads: Heads,
-) -> NDArray[np.uint8]:  # fmt: skip
-    """At best EXTRAPOLATED where another variant or a past stood in, INTERPOLATED where other head counts did."""
-    floor = (
-        Basis.EXTRAPOLATED if used != wanted else Basis.INTERPOLATED if used_heads != wanted_heads else Basis.MEASURED
-    )
-    worst = np.maximum(basis, np.uint8(floor))
-    return np.where(modelled, np.maximum(worst, np.uint8(Basis.EXTRAPOLATED)), worst).astype(np.uint8)
-
-
-def _rows_of(table: OpTable, rows: NDArray[np.intp], heads: Heads) -> NDArray[np.intp]:
-    chosen = (table.keys["heads"][rows] == heads[0]) & (table.keys["kv_heads"][rows] == heads[1])
-    of_heads: NDArray[np.intp] = rows[chosen]
-    return of_heads
-
-
-def _make_grid(batch: FloatArray, length: FloatArray, seconds: FloatArray, base: FloatArray) -> _Grid:
-    log_length = np.log(length)
-    corrections = fill_last_axis(np.log(seconds / base), log_length)
-    return _Grid(np.log(batch), log_length, corrections, ~np.isnan(seconds))
+def _worsen(basis: BasisArray, used: Variant, wanted: Variant, used_heads: Heads, heads: Heads) -> BasisArray:
+    """At best EXTRAPOLATED where another variant stood in, INTERPOLATED where other head counts did."""
+    same_group = used_heads[0] * heads[1] == used_heads[1] * heads[0]
+    floor = Basis.MEASURED
+    if used != wanted or not same_group:
+        floor = Basis.EXTRAPOLATED
+    elif used_heads != heads:
+        floor = Basis.INTERPOLATED
+    return np.maximum(basis, np.uint8(floor)).astype(np.uint8)

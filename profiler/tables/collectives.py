@@ -19,6 +19,7 @@ from splitplan.profiler.tables.grid import place
 from splitplan.profiler.tables.roofline import ring_all_reduce, ring_pass
 
 FloatArray = NDArray[np.float64]
+LineKey = tuple[str, str, str, int]  # (link, host, how, ranks)
 
 SAME_LINK_FACTOR = 1.5
 """A table measured on NVLink stands for another NVLink within this factor of its bandwidth."""
@@ -41,7 +42,7 @@ class CollectiveTable:
 
     table: OpTable
     measured_link: Link | None  # what the profile's own GPUs are connected by
-    _lines: dict[tuple[str, str, str, int], _Line] = field(init=False)
+    _lines: dict[LineKey, _Line] = field(init=False)
 
     def __post_init__(self) -> None:
         keys = self.table.keys
@@ -75,15 +76,19 @@ class CollectiveTable:
         """Seconds, or None where no table stands for this link and rank count."""
         host = self.host_class(ranks, link)
         keys = [(link.kind, host or "", wanted, ranks) for wanted in (how, "graph", "nccl", "eager")]
-        line = next((self._lines[key] for key in keys if key in self._lines), None)
-        if host is None or line is None:
-            return None
+        key = next((key for key in keys if key in self._lines), None)
+        return None if host is None or key is None else self.read(key, num_bytes)
+
+    def read(self, key: LineKey, num_bytes: FloatArray) -> Timed:
+        """Seconds on one measured line; beyond its last message, at that message's bandwidth."""
+        line = self._lines[key]
         log_x = np.log(num_bytes)
         at = place(line.log_bytes, log_x)
         high = np.minimum(at.low + 1, len(line.log_bytes) - 1)
         inside = line.log_seconds[at.low] + at.weight * (line.log_seconds[high] - line.log_seconds[at.low])
-        beyond = np.maximum(log_x - line.log_bytes[-1], 0.0)  # as many bytes per second as the largest message
-        basis = np.where(at.on_knot, Basis.MEASURED, np.where(at.inside, Basis.INTERPOLATED, Basis.EXTRAPOLATED))
+        beyond = np.maximum(log_x - line.log_bytes[-1], 0.0)
+        on_knot = at.inside & ((at.weight == 0.0) | (at.weight == 1.0))
+        basis = np.where(on_knot, Basis.MEASURED, np.where(at.inside, Basis.INTERPOLATED, Basis.EXTRAPOLATED))
         return Timed(np.exp(inside + beyond), basis.astype(np.uint8))
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitplan.profiler.profile import OpTable, Timed
-from splitplan.profiler.tables.grid import Place, basis_of, fill_last_axis, pivot, place
+from splitplan.profiler.tables.grid import BasisArray, Place, basis_of, fill_last_axis, pivot, place
 from splitplan.profiler.tables.roofline import GEMM_LAUNCH_S, Roofline, corner
 
 FloatArray = NDArray[np.float64]
@@ -48,7 +48,7 @@ class GemmTable:
     log_k: FloatArray
     log_m: FloatArray
     corrections: FloatArray  # [n, k, m], log(measured / reference); gaps filled
-    measured: NDArray[np.bool_]  # [n, k, m]
+    basis: BasisArray  # [n, k, m]
     stairs: bool  # the reference has the stairs, because the table does not
 
     def query(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Timed:
@@ -61,7 +61,7 @@ class GemmTable:
             rows = np.minimum(at_n.low + side, len(self.log_n) - 1)
             correction += weight * self._along_m(rows, at_k, log_m, log_n)
         seconds = reference(self.roofline, m, n, k, self.dtype, stairs=self.stairs) * np.exp(correction)
-        return Timed(seconds, basis_of([at_n, at_k, place(self.log_m, log_m)], self.measured))
+        return Timed(seconds, basis_of([at_n, at_k, place(self.log_m, log_m)], self.basis))
 
     def _along_m(self, rows: NDArray[np.intp], at_k: Place, log_m: FloatArray, log_n: FloatArray) -> FloatArray:
         """The correction of grid row `rows`, blended between m itself and the m of as many output tiles."""
@@ -91,8 +91,8 @@ def build(table: OpTable, dtype: str, roofline: Roofline) -> GemmTable | None:
     stairs = not _names_tile_edges(m)
     base = reference(roofline, m[None, None, :], n[:, None, None], k[None, :, None], dtype, stairs=stairs)
     log_m = np.log(m)
-    corrections = fill_last_axis(np.log(seconds / base), log_m)
-    return GemmTable(roofline, dtype, np.log(n), np.log(k), log_m, corrections, ~np.isnan(seconds), stairs)
+    corrections, basis = fill_last_axis(np.log(seconds / base), log_m)
+    return GemmTable(roofline, dtype, np.log(n), np.log(k), log_m, corrections, basis, stairs)
 
 
 def reference(

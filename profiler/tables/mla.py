@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from splitplan.catalogs.models import Mla
 from splitplan.profiler.profile import Basis, OpTable, Timed
 from splitplan.profiler.tables.attention import equivalent_length
-from splitplan.profiler.tables.grid import basis_of, fill_last_axis, interpolate, pivot, place
+from splitplan.profiler.tables.grid import pivot
+from splitplan.profiler.tables.lengths import Kind, LengthGrid, make_grid
 from splitplan.profiler.tables.roofline import Roofline, attended_pairs, element_bytes
 
 FloatArray = NDArray[np.float64]
@@ -22,67 +23,71 @@ DEEPSEEK_V3_HIDDEN = 7168
 
 @dataclass(slots=True)
 class MlaTable:
-    """Grids over heads, batch and length for each (weight dtype, KV dtype); prefill or decode by its family."""
+    """Grids over batch and length for each (weight dtype, KV dtype, heads); prefill or decode by the table's family."""
 
     table: OpTable
     roofline: Roofline
-    _grids: dict[tuple[str, str], tuple[list[FloatArray], FloatArray, NDArray[np.bool_]]] = field(default_factory=dict)
+    _grids: dict[tuple[str, str, int], LengthGrid] = field(default_factory=dict)
 
     @property
-    def absorbed(self) -> bool:
+    def kind(self) -> Kind:
         """Decode works in the latent space."""
-        return self.table.family == "mla_decode"
+        return "decode" if self.table.family == "mla_decode" else "prefill"
 
     def query(
         self, new: FloatArray, past: FloatArray, batch: FloatArray, heads: int, hidden: int, mla: Mla, dtype: str,
         kv_dtype: str,
     ) -> Timed:  # fmt: skip
         """Seconds of one block; decode is one new token after past = context − 1."""
-        used = self._nearest_dtypes(dtype, kv_dtype)
-        axes, corrections, measured = self._grid(used)
-        length = new + past if self.absorbed else np.where(past > 0, equivalent_length(new, past, 0), new)
-        head_count = np.full(batch.shape, float(heads))
-        places = [place(np.log(axis), np.log(x)) for axis, x in zip(axes, (head_count, batch, length), strict=True)]
-        base = self._base(new, past, batch, heads, hidden, mla, dtype, kv_dtype)
-        basis = basis_of(places, measured)
-        stands_in = used != (dtype, kv_dtype) or mla != DEEPSEEK_V3 or hidden != DEEPSEEK_V3_HIDDEN
-        modelled = stands_in | ((past > 0) & (not self.absorbed))
+        used = self._nearest(dtype, kv_dtype, heads)
+        grid = self._grid(*used)
+        decode = self.kind == "decode"
+        length = new + past if decode else np.where(past > 0, equivalent_length(new, past, 0), new)
+        seconds, basis = grid.read(batch, length)
+        wanted_s = self._roofline_s(new, past, batch, heads, hidden, mla, dtype, kv_dtype)
+        read_batch, read_length = grid.clamp(batch, length)
+        read_s = self._grid_roofline_s(read_batch, read_length, *used)
+        stands_in = used != (dtype, kv_dtype, heads) or mla != DEEPSEEK_V3 or hidden != DEEPSEEK_V3_HIDDEN
+        modelled = stands_in | ((past > 0) & (not decode))
         basis = np.where(modelled, np.maximum(basis, np.uint8(Basis.EXTRAPOLATED)), basis).astype(np.uint8)
-        return Timed(base * np.exp(interpolate(corrections, places)), basis)
+        return Timed(seconds * wanted_s / read_s, basis)
 
-    def _base(
+    def _roofline_s(
         self, new: FloatArray, past: FloatArray, batch: FloatArray, heads: int, hidden: int, mla: Mla, dtype: str,
         kv_dtype: str,
     ) -> FloatArray:  # fmt: skip
         pairs = batch * attended_pairs(new, past, 0)
+        absorbed = self.kind == "decode"
         cached = batch * (new + past)
         return self.roofline.mla_block(
-            batch * new, pairs, cached, heads, hidden, mla, dtype, kv_dtype, absorbed=self.absorbed
+            batch * new, pairs, cached, heads, hidden, mla, dtype, kv_dtype, absorbed=absorbed
         )
 
-    def _nearest_dtypes(self, dtype: str, kv_dtype: str) -> tuple[str, str]:
-        known = sorted(set(zip(self.table.keys["dtype"].tolist(), self.table.keys["kv_dtype"].tolist(), strict=True)))
+    def _grid_roofline_s(
+        self, batch: FloatArray, length: FloatArray, dtype: str, kv_dtype: str, heads: int
+    ) -> FloatArray:
+        new = np.ones_like(length) if self.kind == "decode" else length
+        return self._roofline_s(new, length - new, batch, heads, DEEPSEEK_V3_HIDDEN, DEEPSEEK_V3, dtype, kv_dtype)
 
-        def distance(pair: tuple[str, str]) -> tuple[float, float]:
-            weights = abs(np.log(element_bytes(pair[0]) / element_bytes(dtype))) + 0.1 * (pair[0] != dtype)
-            return weights, abs(np.log(element_bytes(pair[1]) / element_bytes(kv_dtype))) + 0.1 * (pair[1] != kv_dtype)
+    def _nearest(self, dtype: str, kv_dtype: str, heads: int) -> tuple[str, str, int]:
+        keys = self.table.keys
+        known = set(zip(keys["dtype"].tolist(), keys["kv_dtype"].tolist(), keys["heads"].tolist(), strict=True))
+
+        def distance(row: tuple[str, str, int]) -> tuple[float, float, float, tuple[str, str, int]]:
+            weights = abs(np.log(element_bytes(row[0]) / element_bytes(dtype))) + 0.1 * (row[0] != dtype)
+            cache = abs(np.log(element_bytes(row[1]) / element_bytes(kv_dtype))) + 0.1 * (row[1] != kv_dtype)
+            return weights, cache, abs(np.log(row[2] / heads)), row
 
         return min(known, key=distance)
 
-    def _grid(self, dtypes: tuple[str, str]) -> tuple[list[FloatArray], FloatArray, NDArray[np.bool_]]:
-        if dtypes not in self._grids:
+    def _grid(self, dtype: str, kv_dtype: str, heads: int) -> LengthGrid:
+        if (dtype, kv_dtype, heads) not in self._grids:
             keys = self.table.keys
-            rows = (keys["dtype"] == dtypes[0]) & (keys["kv_dtype"] == dtypes[1])
-            length = "context" if self.absorbed else "new"
-            axes, seconds = pivot([keys[name][rows] for name in ("heads", "batch", length)], self.table.seconds[rows])
-            heads, batch, lengths = axes
-            corrections = np.empty_like(seconds)
-            for i, head_count in enumerate(heads):
-                new = np.ones_like(lengths) if self.absorbed else lengths
-                base = self._base(
-                    new[None, :], (lengths - new)[None, :], batch[:, None], int(head_count), DEEPSEEK_V3_HIDDEN,
-                    DEEPSEEK_V3, *dtypes,
-                )  # fmt: skip
-                corrections[i] = np.log(seconds[i] / base)
-            self._grids[dtypes] = axes, fill_last_axis(corrections, np.log(lengths)), ~np.isnan(seconds)
-        return self._grids[dtypes]
+            rows = (keys["dtype"] == dtype) & (keys["kv_dtype"] == kv_dtype) & (keys["heads"] == heads)
+            length = "context" if self.kind == "decode" else "new"
+            (batch, lengths), seconds = pivot([keys["batch"][rows], keys[length][rows]], self.table.seconds[rows])
+            self._grids[dtype, kv_dtype, heads] = make_grid(
+                self.kind, batch, lengths, seconds,
+                lambda b, n: self._grid_roofline_s(b, n, dtype, kv_dtype, heads),
+            )  # fmt: skip
+        return self._grids[dtype, kv_dtype, heads]

@@ -66,7 +66,8 @@ class MoeTable:
         high = np.minimum(at.low + 1, len(knots) - 1)
         correction = corrections[at.low] + at.weight * (corrections[high] - corrections[at.low])
         seconds = self.roofline.moe(tokens, *wanted.sizes(), wanted.dtype) * np.exp(correction)
-        measured = np.where(at.on_knot, Basis.MEASURED, np.where(at.inside, Basis.INTERPOLATED, Basis.EXTRAPOLATED))
+        on_knot = at.inside & ((at.weight == 0.0) | (at.weight == 1.0))
+        measured = np.where(on_knot, Basis.MEASURED, np.where(at.inside, Basis.INTERPOLATED, Basis.EXTRAPOLATED))
         floor = Basis.MEASURED if used == wanted else Basis.EXTRAPOLATED
         return Timed(seconds, np.maximum(measured, floor).astype(np.uint8))
 
