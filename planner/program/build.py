@@ -24,7 +24,7 @@ Constraints (in the order of `constraints.py`)
     kv_leaves[b,f,ℓ]     Σ_{c ∈ f} x[b,c,ℓ] = Σ_{k from f} stay + up
     kv_arrives[b,f,ℓ]    Σ_{c ∈ f} x[b,c,ℓ] = Σ_{k to f} stay + down
     kv_up[b,k,v]         Σ_{u: P(u) = v} up[b,k,u] = stay[b,k,v] + up[b,k,v]       and kv_down alike
-    nic, uplink, spine   Σ_{b,k} bytes[b,k] · up[b,k,v] ≤ safe share of line rate  and down alike
+    nic, uplink, spine   Σ_{b,k} GB[b,k] · up[b,k,v] ≤ safe share of line rate     and down alike
     rack_power[ρ]        Σ_{c, ℓ ∈ ρ} watts_c · n[c,ℓ] ≤ limit − hosts
     bought[g]            Σ_t r[g,t] = Σ_{c,ℓ of type g} gpus_c · n[c,ℓ],  r[g,t] ≤ cap
     budget, power, share_per_rack

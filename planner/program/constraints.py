@@ -203,27 +203,28 @@ def define_bandwidth(program: Program, service: Service) -> None:
     for direction, flows in (("out", service.up), ("in", service.down)):
         loads: dict[Vertex, Terms] = {}
         for (b, number, vertex), variable in flows.items():
-            loads.setdefault(vertex, []).append((variable, kv_bytes(program, b, number)))
+            loads.setdefault(vertex, []).append((variable, kv_gigabytes(program, b, number)))
         for vertex, limit in link_limits(program):
             if loads.get(vertex):
                 name = f"{LINK_NAMES[vertex[0]]}_{direction}[{vertex[1]}{service.name}]"
-                program.model.add_constraint(name, loads[vertex], "<=", limit * share)
+                program.model.add_constraint(name, loads[vertex], "<=", limit * share / GIGABYTE)
     spine = program.problem.fleet.spine_bytes_per_s
     terms = [
-        (variable, kv_bytes(program, b, number))
+        (variable, kv_gigabytes(program, b, number))
         for (b, number, vertex), variable in service.up.items()
         if vertex[0] == "rack"
     ]
     if spine is not None and terms:
-        program.model.add_constraint(f"spine[{service.name.strip() or 'all'}]", terms, "<=", spine * share)
+        program.model.add_constraint(f"spine[{service.name.strip() or 'all'}]", terms, "<=", spine * share / GIGABYTE)
 
 
+GIGABYTE = 1e9
 LINK_NAMES = {"location": "nic", "rack": "rack_uplink", "pod": "pod_uplink"}
 
 
-def kv_bytes(program: Program, b: int, number: int) -> float:
-    """Bytes that one request of a class sends in a kind of flow."""
-    return float(program.problem.kv_bytes_per_request[program.families.kinds[number].kv_dtype][b])
+def kv_gigabytes(program: Program, b: int, number: int) -> float:
+    """GB one request of a class sends in a kind of flow: bandwidth rows in GB/s keep near the scale of the others."""
+    return float(program.problem.kv_bytes_per_request[program.families.kinds[number].kv_dtype][b]) / GIGABYTE
 
 
 def link_limits(program: Program) -> Iterator[tuple[Vertex, float]]:

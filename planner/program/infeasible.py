@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from splitplan.planner.program.build import Program
 
 SMALLEST_GAIN = 1e-6
+TEN_GBIT_IN_GB = 1.25
 WAYS_OUT = 4
 
 
@@ -111,6 +112,6 @@ def limit_in_words(program: Program, name: str, gain: float, rate: float) -> Rea
     if kind.startswith(("nic_", "rack_uplink", "pod_uplink", "spine")):
         link = "the spine" if kind == "spine" else f"{kind.replace('_', ' ')} of {what}"
         share = program.problem.options.network_utilisation
-        more = gain * rate * 1.25e9 * share
+        more = gain * rate * TEN_GBIT_IN_GB * share
         return Reason(f"KV transfer fills {link}", f"10 Gbit/s more would serve {more:.3g} req/s more")
     return None

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from splitplan.planner.program.constraints import instance_watts, kv_bytes
+from splitplan.planner.program.constraints import instance_watts, kv_gigabytes
 from splitplan.planner.program.linear import Terms
 from splitplan.planner.program.money import money_terms
 
@@ -90,6 +90,6 @@ def travel_objective(program: Program) -> dict[int, float]:
     """GB/s across racks, and a hundredth of that for leaving a host: what the last tie-break keeps small."""
     weights = {"location": 0.01, "rack": 1.0, "pod": 1.0}
     return {
-        variable: weights[vertex[0]] * kv_bytes(program, b, number) / 1e9
+        variable: weights[vertex[0]] * kv_gigabytes(program, b, number)
         for (b, number, vertex), variable in program.normal.up.items()
     }
