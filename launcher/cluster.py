@@ -158,12 +158,15 @@ def place(
     checkpoint_dtype: str = "",
     bases: PortBases | None = None,
     router_host: str = "",
+    one_router: bool = False,
+    taken_ports: Mapping[str, set[int]] | None = None,
     addresses: Mapping[str, str] | None = None,
 ) -> Cluster:
     """Place a plan: split instances over their hosts, hand out ports, choose the router's host.
 
     `digest` is the hash of the plan as saved, where `plan` was completed since. `addresses` overrides the address of
-    hosts by name (a local target maps all to 127.0.0.1). Raises LaunchError with every problem of the placement.
+    hosts by name (a local target maps all to 127.0.0.1), `taken_ports` are left alone by address. Raises LaunchError
+    with every problem of the placement.
     """
     bases = bases or PortBases()
     for text in (model_path, served_name):
@@ -171,11 +174,12 @@ def place(
             raise LaunchError(Problem(f"{shorten(text)!r} would be read as an option", expected="a model name or path"))
     hosts = _host_places(plan, addresses or {})
     _check_placement(plan, hosts)
-    book = PortBook()
+    book = PortBook(taken_ports)
     router_place = _router_host(plan, hosts, router_host)
     roles = {pool.role for pool in plan.pools}
     router = _router(router_place, bases, book)
-    second = _router(router_place, bases, book) if "colocated" in roles and len(roles) > 1 else None
+    is_mixed = "colocated" in roles and len(roles) > 1
+    second = _router(router_place, bases, book) if is_mixed and not one_router else None
     members: list[Member] = []
     for pool in plan.pools:
         for instance in pool.instances:

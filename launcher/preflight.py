@@ -19,7 +19,9 @@ RESOLVE = "planner solve again: it prunes by the same rules"
 
 def check(cluster: Cluster, engine: EngineAdapter) -> None:
     """LaunchError with every problem found without contacting anything."""
-    problems = [*engine.problems(cluster), *memory_problems(cluster), *rule_problems(cluster, engine)]
+    problems = [*engine.problems(cluster), *memory_problems(cluster)]
+    if engine.needs_weights:
+        problems += rule_problems(cluster, engine)
     if problems:
         raise LaunchError(list(dict.fromkeys(problems)))
 

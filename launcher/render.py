@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from splitplan.catalogs.engine_rules import common_attention_backend
 from splitplan.catalogs.engines import find_engine
@@ -15,6 +15,7 @@ from splitplan.catalogs.models import find_model
 from splitplan.launcher import preflight
 from splitplan.launcher.cluster import Cluster, PortBases, place
 from splitplan.launcher.engines.base import EngineAdapter, EngineOptions
+from splitplan.launcher.engines.mock import MockEngineAdapter
 from splitplan.launcher.engines.vllm import VllmEngine
 from splitplan.launcher.targets import kubernetes, shell
 from splitplan.planner.plan import Plan, plan_hash
@@ -37,6 +38,8 @@ class LaunchOptions:
     ucx_net_devices: str = ""
     kubernetes: kubernetes.KubernetesOptions = field(default_factory=kubernetes.KubernetesOptions)
     addresses: Mapping[str, str] | None = None
+    taken_ports: Mapping[str, set[int]] | None = None
+    faults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of mock instances, by name
 
 
 ValueT = TypeVar("ValueT")
@@ -48,7 +51,11 @@ def _vllm(version: str, options: EngineOptions, launch: LaunchOptions) -> Engine
     return VllmEngine.create(version, options, launch.image, launch.router_image)
 
 
-ENGINES: Mapping[str, EngineFactory] = {"vllm": _vllm}
+def _mock(version: str, options: EngineOptions, launch: LaunchOptions) -> EngineAdapter:
+    return MockEngineAdapter(options, launch.faults)
+
+
+ENGINES: Mapping[str, EngineFactory] = {"vllm": _vllm, "mock": _mock}
 """By name: what makes an adapter for a version."""
 
 TARGETS: Mapping[str, TargetRenderer] = {
@@ -69,7 +76,7 @@ def render(plan: Plan, options: LaunchOptions | None = None) -> dict[str, str]:
     options = options or LaunchOptions()
     renderer = _lookup("target", options.target, TARGETS)
     engine = make_engine(plan, options)
-    cluster = make_cluster(plan, options)
+    cluster = make_cluster(plan, options, engine)
     preflight.check(cluster, engine)
     return renderer(cluster, engine, options)
 
@@ -81,9 +88,9 @@ def make_engine(plan: Plan, options: LaunchOptions) -> EngineAdapter:
     return factory(version, EngineOptions(options.ucx_net_devices, options.target in IN_PODS), options)
 
 
-def make_cluster(plan: Plan, options: LaunchOptions) -> Cluster:
+def make_cluster(plan: Plan, options: LaunchOptions, engine: EngineAdapter) -> Cluster:
     """The plan placed on hosts and ports."""
-    path, dtype = model_source(plan, options)
+    path, dtype = model_source(plan, options) if engine.needs_weights else ("", "")
     return place(
         with_backends(plan),
         digest=plan_hash(plan),
@@ -93,6 +100,8 @@ def make_cluster(plan: Plan, options: LaunchOptions) -> Cluster:
         served_name=options.served_name,
         bases=PortBases.all_from(options.base_port) if options.base_port else PortBases(),
         router_host=options.router_host,
+        one_router=engine.one_router,
+        taken_ports=options.taken_ports,
         addresses=options.addresses,
     )
 

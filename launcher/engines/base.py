@@ -49,13 +49,21 @@ class EngineAdapter(Protocol):
     def ready_path(self) -> str:
         """HTTP path that answers 200 once the model is loaded."""
 
+    @property
+    def one_router(self) -> bool:
+        """Whether one router serves disaggregated and colocated instances together."""
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether it loads a real model, and so obeys the real engine's rules."""
+
     def problems(self, cluster: Cluster) -> list[Problem]:
         """Why this engine cannot run this cluster; [] when it can."""
 
-    def member(self, cluster: Cluster, member: Member) -> Command:
-        """The command of one member."""
+    def member(self, cluster: Cluster, member: Member) -> Command | None:
+        """The command of one member; None where a member needs no process of its own."""
 
-    def router(self, cluster: Cluster, place: RouterPlace, options: EngineOptions | None = None) -> Command:
+    def router(self, cluster: Cluster, place: RouterPlace) -> Command:
         """The command of a router: `cluster.router`, or the second one in front of the colocated instances."""
 
 

@@ -39,6 +39,8 @@ class VllmEngine:
     router_image_override: str = ""
     name: str = "vllm"
     ready_path: str = "/v1/models"
+    one_router: bool = False
+    needs_weights: bool = True
 
     @staticmethod
     def create(
@@ -127,7 +129,7 @@ class VllmEngine:
             options += ["--kv-transfer-config", transfer_config(cluster.plan.connector, pool.role)]
         return tuple(options)
 
-    def router(self, cluster: Cluster, place: RouterPlace, options: EngineOptions | None = None) -> Command:
+    def router(self, cluster: Cluster, place: RouterPlace) -> Command:
         """vllm-router: two-sided for prefill and decode, plain for colocated instances."""
         prefill, decode, colocated = routed_roles(cluster, place)
         host = "0.0.0.0" if self.options.bind_all else place.host.address

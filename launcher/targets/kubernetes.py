@@ -184,6 +184,8 @@ def pod_spec(cluster: Cluster, engine: EngineAdapter, member: Member, options: K
 def engine_container(engine: EngineAdapter, cluster: Cluster, member: Member, options: KubernetesOptions) -> Manifest:
     """The container that runs one member."""
     command = engine.member(cluster, member)
+    if command is None:
+        raise LaunchError(Problem(f"{engine.name} has no command for {shorten(member.name)}"))
     container: Manifest = {
         "name": "engine",
         "image": engine.image,

@@ -30,6 +30,7 @@ class Service:
     what: str  # for people
     command: Command
     ready_url: str  # "" for processes that serve nothing (ranks after the first)
+    member: Member | None = None  # None: a router
 
 
 def render(cluster: Cluster, engine: EngineAdapter) -> dict[str, str]:
@@ -45,7 +46,7 @@ def render(cluster: Cluster, engine: EngineAdapter) -> dict[str, str]:
 def host_scripts(cluster: Cluster, engine: EngineAdapter) -> dict[str, tuple[str, str]]:
     """By host name: the script's path inside the folder and its text."""
     labels = unique_labels(place.name for place in cluster.hosts)
-    services = _services_by_host(cluster, engine)
+    services = services_by_host(cluster, engine)
     return {
         place.name: (f"hosts/{labels[place.name]}.sh", host_script(cluster, place, services.get(place.name, [])))
         for place in cluster.hosts
@@ -84,12 +85,16 @@ def gpu_environment(member: Member) -> dict[str, str]:
     return {GPU_VISIBILITY[vendor]: ",".join(str(index) for index in member.gpu_indices)}
 
 
-def _services_by_host(cluster: Cluster, engine: EngineAdapter) -> dict[str, list[Service]]:
+def services_by_host(cluster: Cluster, engine: EngineAdapter) -> dict[str, list[Service]]:
+    """The processes of each host, by the host's name; routers after the instances."""
     names = [member.name for member in cluster.members]
     labels = unique_labels(names, max_length=50)
     services: dict[str, list[Service]] = {}
     for member in cluster.members:
-        services.setdefault(member.host.name, []).append(_member_service(cluster, engine, member, labels[member.name]))
+        command = engine.member(cluster, member)
+        if command is not None:
+            service = _member_service(engine, member, command, labels[member.name])
+            services.setdefault(member.host.name, []).append(service)
     for number, place in enumerate(cluster.routers):
         name = "router" if number == 0 else "router-colocated"
         while name in labels.values():
@@ -98,14 +103,13 @@ def _services_by_host(cluster: Cluster, engine: EngineAdapter) -> dict[str, list
     return services
 
 
-def _member_service(cluster: Cluster, engine: EngineAdapter, member: Member, label: str) -> Service:
-    command = engine.member(cluster, member)
+def _member_service(engine: EngineAdapter, member: Member, command: Command, label: str) -> Service:
     command = Command(command.argv, {**gpu_environment(member), **command.env})
     pool = member.pool
     what = f"{member.name}: {pool.role}, {pool.gpu} TP{pool.tensor_parallel} PP{pool.pipeline_parallel}"
     if member.num_ranks > 1:
         what += f", rank {member.rank} of {member.num_ranks}"
-    return Service(label, what, command, f"{member.url}{engine.ready_path}" if member.rank == 0 else "")
+    return Service(label, what, command, f"{member.url}{engine.ready_path}" if member.rank == 0 else "", member)
 
 
 def _router_service(cluster: Cluster, engine: EngineAdapter, place: RouterPlace, name: str) -> Service:

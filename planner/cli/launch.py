@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from splitplan.planner.cli.output import JsonFlag, note, print_json
+
+if TYPE_CHECKING:
+    from splitplan.launcher.render import LaunchOptions
+    from splitplan.planner.plan import Plan
 
 PlanArgument = Annotated[Path, typer.Argument(help="Plan file, as `planner solve -o` writes it.")]
 
@@ -15,9 +19,11 @@ PlanArgument = Annotated[Path, typer.Argument(help="Plan file, as `planner solve
 def launch(
     plan: PlanArgument,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only write or print the files; contact nothing.")] = False,
-    target: Annotated[str, typer.Option(help="shell or kubernetes.")] = "shell",
+    target: Annotated[
+        str, typer.Option(help="local starts here; shell and kubernetes with --dry-run. Default: local, shell if dry.")
+    ] = "",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the files.")] = None,
-    engine: Annotated[str, typer.Option(help="For instance vllm or vllm@0.32; default: the plan's.")] = "",
+    engine: Annotated[str, typer.Option(help="vllm, vllm@0.32 or mock; default: the plan's.")] = "",
     name: Annotated[str, typer.Option(help="Name of the cluster; default: from the plan's hash.")] = "",
     model_path: Annotated[str, typer.Option(help="Folder or repository of the weights.")] = "",
     checkpoint_dtype: Annotated[str, typer.Option(help="What the weights at --model-path are stored in.")] = "",
@@ -34,20 +40,24 @@ def launch(
     accept_changed: Annotated[
         list[str] | None, typer.Option(help="Launch although this input changed: fleet, model, profiles or all.")
     ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave a failed start as it is, to look at it.")] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds until everything must serve.")] = 3600.0,
+    probe: Annotated[bool, typer.Option(help="End with requests across prefill and decode, compared.")] = True,
     json: JsonFlag = False,
 ) -> None:
-    """Write the manifests of a plan (--dry-run), or bring its cluster up.
+    """Write the manifests of a plan (--dry-run), or bring its cluster up and prove that it serves.
 
     Example: planner launch plan.yaml --dry-run --target kubernetes -o manifests
+
+    Example: planner launch plan.yaml --engine mock
     """
-    from splitplan.launcher.files import as_stream, write_folder
     from splitplan.launcher.inputs import check_inputs
-    from splitplan.launcher.render import LaunchOptions, render
+    from splitplan.launcher.render import LaunchOptions
     from splitplan.launcher.targets.kubernetes import KubernetesOptions
     from splitplan.planner.plan import load_plan
 
     options = LaunchOptions(
-        target=target,
+        target=target or ("shell" if dry_run else "local"),
         engine=engine,
         name=name,
         model_path=model_path,
@@ -65,13 +75,40 @@ def launch(
     document = load_plan(plan)
     for changed, reason in check_inputs(document, plan, accept=accept_changed or ()).items():
         note(f"launching although the {changed} {reason}")
-    files = render(document, options)
+    if dry_run:
+        _write(document, options, output, json=json)
+    else:
+        _start(document, plan, options, keep=keep, timeout_s=timeout, with_probe=probe, json=json)
+
+
+def _write(plan: Plan, options: LaunchOptions, output: Path | None, *, json: bool) -> None:
+    from splitplan.launcher.files import as_stream, write_folder
+    from splitplan.launcher.render import render
+
+    files = render(plan, options)
     if json:
-        print_json("LaunchFiles", {"target": target, "files": files})
+        print_json("LaunchFiles", {"target": options.target, "files": files})
     elif output is None:
         typer.echo(as_stream(files), nl=False)
     if output is not None:
         write_folder(files, output)
         note(f"wrote {len(files)} files to {output}")
-    if not dry_run:
-        note("nothing was started: this target is started by hand from its files")
+
+
+def _start(
+    plan: Plan, path: Path, options: LaunchOptions, *, keep: bool, timeout_s: float, with_probe: bool, json: bool
+) -> None:
+    from dataclasses import asdict
+
+    from splitplan.launcher.lifecycle import launch as start
+
+    launched = start(plan, path, options, keep=keep, timeout_s=timeout_s, with_probe=with_probe, progress=note)
+    state, report = launched.state, launched.report
+    if json:
+        data = {"endpoints": list(state.endpoints), "processes": [asdict(each) for each in state.processes]}
+        print_json("Launched", {**data, "probe": report.as_json() if report else None})
+        return
+    if report:
+        typer.echo(f"Probe     {report.summary()}")
+    typer.echo(f"Endpoint  {'  '.join(f'{url}/v1/completions' for url in state.endpoints)}")
+    typer.echo(f"Next      planner bench {path}   planner status {path}   planner destroy {path}")

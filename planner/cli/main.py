@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from splitplan.catalogs.errors import SplitplanError
-from splitplan.planner.cli import catalog, launch, profile
+from splitplan.planner.cli import bench, catalog, destroy, launch, logs, profile, status
 
 PROBLEM_LIMIT = 20
 
@@ -44,8 +44,12 @@ def planner(
     """Plans where an LLM runs on a mixed GPU fleet: profile, solve, verify, launch."""
 
 
-app.add_typer(catalog.app, name="catalog")
+app.command("bench")(bench.bench)
+app.command("destroy")(destroy.destroy)
 app.command("launch")(launch.launch)
+app.command("logs")(logs.logs)
+app.command("status")(status.status)
+app.add_typer(catalog.app, name="catalog")
 app.add_typer(profile.app, name="profile")
 
 

@@ -212,6 +212,24 @@ def pipelined_plan() -> Plan:
     return plan([prefill, decode], [route("prefill-0", "decode-0", 1.0)])
 
 
+def small_plan(*, num_pairs: int = 1, **changes: Any) -> Plan:
+    """`num_pairs` × (one prefill GPU, one decode GPU), each pair in a rack of its own; fast steps."""
+    numbers = range(num_pairs)
+    quick = timing(prefill_us_per_token=20.0, step_ms=2.0)
+    sides: dict[Role, Pool] = {
+        role: pool(
+            f"{role} {gpu}",
+            role,
+            gpu,
+            [Instance(name=f"{role}-{n}", rack=f"r{n}", gpus=slots((f"{gpu}-{n}", (0,)))) for n in numbers],
+            timing=quick,
+        )
+        for role, gpu in (("prefill", "h100-sxm"), ("decode", "a100-sxm-80"))
+    }
+    routes = [route(f"prefill-{n}", f"decode-{n}", 1 / num_pairs) for n in numbers]
+    return plan(list(sides.values()), routes, **changes)
+
+
 HOSTILE = (
     "$(touch PWNED)",
     "`touch PWNED`; touch PWNED",

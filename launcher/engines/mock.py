@@ -1,0 +1,108 @@
+"""The project's own mock engine and router as an adapter: nothing but Python, timed by the plan's predictions."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from splitplan.catalogs.errors import Problem, shorten
+from splitplan.launcher.cluster import Cluster, Member, RouterPlace
+from splitplan.launcher.engines.base import Command, EngineOptions
+
+
+@dataclass(frozen=True, slots=True)
+class MockEngineAdapter:
+    """Mock instances behind the mock router. `faults` by instance name (or "router") makes them misbehave."""
+
+    options: EngineOptions = field(default_factory=EngineOptions)
+    faults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    python: str = sys.executable
+    name: str = "mock"
+    version: str = "1"
+    image: str = ""
+    router_image: str = ""
+    ready_path: str = "/v1/models"
+    one_router: bool = True
+    needs_weights: bool = False
+
+    def problems(self, cluster: Cluster) -> list[Problem]:
+        """A mock needs the plan's timing tables, and its instances are single processes."""
+        return [
+            Problem(
+                f"pool {shorten(pool.name)} of the plan has no timing tables, which time the mock engine",
+                next_step="planner solve again with this version",
+            )
+            for pool in cluster.plan.pools
+            if pool.timing is None
+        ]
+
+    def member(self, cluster: Cluster, member: Member) -> Command | None:
+        """One process for each instance; ranks after the first have nothing to do."""
+        if member.rank > 0:
+            return None
+        pool = member.pool
+        config = {
+            "name": member.instance.name,
+            "role": pool.role,
+            "host": "0.0.0.0" if self.options.bind_all else member.host.address,
+            "port": member.ports.http,
+            "kv_port": member.ports.side_channel,
+            "model": cluster.served_name,
+            "block_tokens": pool.block_tokens,
+            "max_num_seqs": pool.max_num_seqs,
+            "max_num_batched_tokens": pool.max_num_batched_tokens,
+            "max_model_len": pool.max_model_len,
+            "kv_capacity_tokens": pool.kv_capacity_tokens,
+            "kv_bytes_per_token": cluster.plan.kv_bytes_per_token,
+            "timing": pool.timing.model_dump(mode="json") if pool.timing else {},
+            "transfer": _transfer_times(cluster, member.instance.name),
+            "faults": dict(self.faults.get(member.instance.name, {})),
+        }
+        return self._python("engine", config)
+
+    def router(self, cluster: Cluster, place: RouterPlace) -> Command:
+        """One router for all instances, on the plan's routes."""
+        leaders = [member for member in cluster.members if member.rank == 0]
+        config = {
+            "host": "0.0.0.0" if self.options.bind_all else place.host.address,
+            "port": place.port,
+            "model": cluster.served_name,
+            "workers": {member.instance.name: (member.host.address, member.ports.http) for member in leaders},
+            "paths": paths(cluster),
+            "faults": dict(self.faults.get("router", {})),
+        }
+        return self._python("router", config)
+
+    def _python(self, module: str, config: Mapping[str, Any]) -> Command:
+        argv = (self.python, "-m", f"splitplan.launcher.mock.{module}", "--config", json.dumps(config))
+        found = [str(Path(part).resolve()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+        return Command(argv, {"PYTHONPATH": os.pathsep.join(found)} if found else {})
+
+
+def paths(cluster: Cluster) -> list[tuple[str, str, float]]:
+    """(prefill or "", decode or colocated, share of all requests) as planned; pairs share alike where none is."""
+    split = 1.0 - cluster.colocated_share
+    found = [(route.prefill, route.decode, route.share * split) for route in cluster.plan.routes]
+    if not found:
+        prefill, decode = cluster.leaders("prefill"), cluster.leaders("decode")
+        pairs = [(p.instance.name, d.instance.name) for p in prefill for d in decode]
+        found = [(p, d, split / len(pairs)) for p, d in pairs]
+    colocated = cluster.leaders("colocated")
+    total = sum(member.instance.share for member in colocated) or 1.0
+    for member in colocated:
+        found.append(("", member.instance.name, cluster.colocated_share * member.instance.share / total))
+    return found
+
+
+def _transfer_times(cluster: Cluster, decode: str) -> dict[str, tuple[float, float]]:
+    """By prefill instance: the planned (base seconds, seconds per token) of a transfer into this one."""
+    return {
+        route.prefill: (route.transfer_base_s, route.transfer_s_per_token)
+        for route in cluster.plan.routes
+        if route.decode == decode
+    }

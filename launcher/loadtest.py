@@ -1,0 +1,154 @@
+"""An open-loop load generator: requests leave at their arrival times, whether or not earlier ones have come back.
+
+Latencies count from the time a request was *due*, so that a client that falls behind is not kinder to the server; how
+far it fell behind is reported. Prompts are random token ids of the workload's lengths, answers are forced to theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from urllib.parse import urlsplit
+
+from splitplan.catalogs.errors import InputError, Problem, shorten
+from splitplan.launcher import http
+from splitplan.planner.spec.workload import Requests
+
+TOKEN_IDS = range(100, 30_000)
+"""Ordinary words in every vocabulary that matters; no special tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What one request met. Times in seconds from when it was due; 0 where it failed."""
+
+    due_s: float
+    input_tokens: int
+    output_tokens: int  # as answered
+    ttft_s: float
+    e2e_s: float
+    gaps_s: tuple[float, ...]  # between tokens
+    lag_s: float  # how late the client sent it
+    error: str = ""
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(E2E − TTFT) / (output tokens − 1); None for a single token."""
+        return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+
+def replay(
+    url: str,
+    model: str,
+    requests: Requests,
+    *,
+    seed: int = 0,
+    timeout_s: float = 600.0,
+    progress: Callable[[int], None] = lambda _: None,
+) -> list[Served]:
+    """Send `requests` to an OpenAI completions endpoint at their arrival times; returns one result for each."""
+    return asyncio.run(_replay(split_url(url), model, requests, seed, timeout_s, progress))
+
+
+def split_url(url: str) -> tuple[str, int]:
+    """(host, port) of an endpoint; InputError for anything but http://host:port."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+        parts = urlsplit("")
+    if parts.scheme != "http" or not host:
+        raise InputError(Problem(f"{shorten(url)!r} is not an endpoint", expected="http://HOST:PORT"))
+    return host, port or 80
+
+
+async def _replay(
+    address: tuple[str, int],
+    model: str,
+    requests: Requests,
+    seed: int,
+    timeout_s: float,
+    progress: Callable[[int], None],
+) -> list[Served]:
+    source = random.Random(seed)
+    loop = asyncio.get_running_loop()
+    began_s = loop.time() + 0.05
+    tasks: list[asyncio.Task[Served]] = []
+    for number in range(len(requests)):
+        due_s = float(requests.arrival_s[number])
+        body = _body(model, source, int(requests.input_tokens[number]), int(requests.output_tokens[number]))
+        await asyncio.sleep(max(0.0, began_s + due_s - loop.time()))
+        job = _one(address, body, began_s, due_s, int(requests.input_tokens[number]), timeout_s)
+        tasks.append(asyncio.create_task(job))
+        progress(number + 1)
+    return await asyncio.gather(*tasks)
+
+
+def _body(model: str, source: random.Random, input_tokens: int, output_tokens: int) -> bytes:
+    body = {
+        "model": model,
+        "prompt": source.choices(TOKEN_IDS, k=input_tokens),
+        "max_tokens": output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+async def _one(
+    address: tuple[str, int], body: bytes, began_s: float, due_s: float, input_tokens: int, timeout_s: float
+) -> Served:
+    loop = asyncio.get_running_loop()
+    lag_s = loop.time() - began_s - due_s
+    try:
+        times_s, output_tokens = await asyncio.wait_for(_stream(address, body), timeout_s)
+    except (OSError, asyncio.IncompleteReadError, TimeoutError, ValueError, http.HttpError) as error:
+        reason = shorten(error) or type(error).__name__
+        return Served(due_s, input_tokens, 0, 0.0, 0.0, (), lag_s, reason)
+    first_s, last_s = times_s[0] - began_s - due_s, times_s[-1] - began_s - due_s
+    gaps = tuple(later - earlier for earlier, later in pairwise(times_s))
+    return Served(due_s, input_tokens, output_tokens, first_s, last_s, gaps, lag_s)
+
+
+async def _stream(address: tuple[str, int], body: bytes) -> tuple[Sequence[float], int]:
+    """Send one request; returns the time each token event arrived, and the number of tokens answered."""
+    loop = asyncio.get_running_loop()
+    reader, writer = await http.open_request(*address, "POST", "/v1/completions", body)
+    try:
+        head = await http.read_head(reader)
+        if head.status != 200:
+            raise http.HttpError(
+                head.status, f"HTTP {head.status}: {(await reader.read(500)).decode('utf-8', 'replace')}"
+            )
+        times_s: list[float] = []
+        tail, usage, is_done = b"", b"", False
+        while data := await reader.read(65536):
+            now_s = loop.time()
+            *events, tail = (tail + data).split(b"\n\n")
+            for event in events:
+                at = event.find(b"data:")  # what stands before is a chunk's length
+                if event.startswith(b"data: [DONE]", at):
+                    is_done = True
+                elif b'"choices": []' in event or b'"choices":[]' in event:
+                    usage = event[at + 5 :]
+                elif at >= 0:
+                    times_s.append(now_s)
+        if not is_done or not times_s:
+            raise ConnectionError("the stream ended before its answer did")
+        return times_s, _completion_tokens(usage) or len(times_s)
+    finally:
+        writer.close()
+
+
+def _completion_tokens(usage: bytes) -> int:
+    try:
+        return int(json.loads(usage)["usage"]["completion_tokens"])
+    except (ValueError, KeyError, TypeError):
+        return 0

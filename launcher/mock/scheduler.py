@@ -1,0 +1,126 @@
+"""Continuous batching with chunked prefill, as the planned engines do it, on planned step times.
+
+A step takes one token for every decoding sequence and fills the rest of the token budget with prefill chunks, first
+come first served. A sequence is admitted when a slot is free and the KV cache has room for all it may grow to, so that
+nothing is ever preempted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from splitplan.launcher.mock.timing import StepTimes
+
+LATE_S = 0.05
+"""A loop this late (a busy machine) starts its next step now instead of catching up."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request inside the engine."""
+
+    prompt_tokens: int
+    max_tokens: int
+    emit: Callable[[int, bool], None]  # (position, last)
+    is_gone: Callable[[], bool]
+    done_tokens: int = 0  # of the prompt; equal to prompt_tokens where the KV came from elsewhere
+    answered: int = 0
+    remote_kv: bool = False  # its first token comes out of a decode step
+
+    @property
+    def kv_tokens(self) -> int:
+        """What it may grow to."""
+        return self.prompt_tokens + self.max_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Past its prompt."""
+        return self.done_tokens == self.prompt_tokens and (self.answered > 0 or self.remote_kv)
+
+
+class Scheduler:
+    """The step loop of one instance."""
+
+    def __init__(
+        self, times: StepTimes, *, max_num_seqs: int, max_num_batched_tokens: int, kv_capacity_tokens: int
+    ) -> None:
+        self.times = times
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.kv_capacity_tokens = kv_capacity_tokens or 2**62
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.steps = 0
+        self._wake = asyncio.Event()
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether the KV cache could hold this sequence alone."""
+        return sequence.kv_tokens <= self.kv_capacity_tokens
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence."""
+        self.waiting.append(sequence)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Step for ever."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time()
+        while True:
+            self._drop_gone()
+            self._admit()
+            if not self.running:
+                self._wake.clear()
+                await self._wake.wait()
+                end_s = loop.time()
+                continue
+            decoding, chunks = self._plan_step()
+            now_s = loop.time()
+            start_s = end_s if now_s - end_s < LATE_S else now_s
+            end_s = start_s + self._seconds(decoding, chunks)
+            await asyncio.sleep(max(0.0, end_s - loop.time()))
+            self._finish_step(decoding, chunks)
+            self.steps += 1
+
+    def _admit(self) -> None:
+        held = sum(sequence.kv_tokens for sequence in self.running)
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            if held + self.waiting[0].kv_tokens > self.kv_capacity_tokens and self.running:
+                break
+            sequence = self.waiting.popleft()
+            held += sequence.kv_tokens
+            self.running.append(sequence)
+
+    def _plan_step(self) -> tuple[list[Sequence], list[tuple[Sequence, int]]]:
+        decoding = [sequence for sequence in self.running if sequence.is_decoding]
+        budget = max(1, self.max_num_batched_tokens - len(decoding))
+        chunks = []
+        for sequence in self.running:
+            left = sequence.prompt_tokens - sequence.done_tokens
+            if left > 0 and budget > 0:
+                chunks.append((sequence, min(left, budget)))
+                budget -= min(left, budget)
+        return decoding, chunks
+
+    def _seconds(self, decoding: list[Sequence], chunks: list[tuple[Sequence, int]]) -> float:
+        context = sum(sequence.prompt_tokens + sequence.answered for sequence in decoding) / max(1, len(decoding))
+        return self.times.step_s(len(decoding), context, [(each.done_tokens, new) for each, new in chunks])
+
+    def _finish_step(self, decoding: list[Sequence], chunks: list[tuple[Sequence, int]]) -> None:
+        for sequence, new in chunks:
+            sequence.done_tokens += new
+        finished = [sequence for sequence, _ in chunks if sequence.done_tokens == sequence.prompt_tokens]
+        for sequence in (*decoding, *finished):
+            position, sequence.answered = sequence.answered, sequence.answered + 1
+            with contextlib.suppress(ConnectionError):
+                sequence.emit(position, sequence.answered == sequence.max_tokens)
+        self.running = [sequence for sequence in self.running if sequence.answered < sequence.max_tokens]
+
+    def _drop_gone(self) -> None:
+        self.running = [sequence for sequence in self.running if not sequence.is_gone()]
+        if self.waiting and self.waiting[0].is_gone():
+            self.waiting = deque(sequence for sequence in self.waiting if not sequence.is_gone())

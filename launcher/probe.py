@@ -1,0 +1,227 @@
+"""The proof that a cluster serves: greedy requests across prefill and decode, compared and counted.
+
+`/health` proves nothing: with unequal block sizes both sides are healthy and answer wrongly. So prompts are sent
+through the router and then to one prefill instance alone, whose own KV is right by construction; the answers must
+agree, the transfer counters must have moved, and both roles must have worked.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import urllib.error
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from splitplan.catalogs.errors import LaunchError, Problem, shorten
+from splitplan.launcher.mock.router import DECODE_HEADER, PREFILL_HEADER
+from splitplan.launcher.state import ClusterState, Process
+from splitplan.launcher.web import get, post_json
+
+PROMPT_TOKENS, ANSWER_TOKENS = 192, 16
+MIN_AGREEING_TOKENS = 4
+"""GPU types round differently, so that long greedy answers may part; wrong KV differs from the first token on."""
+
+TIMEOUT_S = 120.0
+PARALLEL_REQUESTS = 8
+REQUEST_COUNTER = "vllm:request_success_total"
+TRANSFER_COUNTER = "vllm:nixl_bytes_transferred_count"
+BYTES_COUNTER = "vllm:nixl_bytes_transferred_sum"
+FAILED_COUNTER = "vllm:nixl_num_failed_transfers_total"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """What the probe saw."""
+
+    num_requests: int
+    num_agreeing: int
+    transfers: int | None  # None: nothing is disaggregated, or the engine does not count
+    transferred_bytes: float | None
+    pairs: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (prefill, decode) → requests; {}: not told
+    same_rack: int | None = None  # of the requests whose pair is known
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether the cluster serves as planned."""
+        return not self.problems
+
+    def summary(self) -> str:
+        """One line for people."""
+        parts = [f"{self.num_agreeing} of {self.num_requests} answers agree with a single instance's"]
+        if self.transfers is not None and self.transferred_bytes is not None:
+            parts.append(f"{self.transfers} KV transfers, {self.transferred_bytes / 1e6:,.0f} MB")
+        if self.same_rack is not None:
+            parts.append(f"{self.same_rack} of {sum(self.pairs.values())} pairs in one rack")
+        return "; ".join(parts)
+
+    def as_json(self) -> dict[str, object]:
+        """Plain data; pairs as a list."""
+        pairs = [
+            {"prefill": prefill, "decode": decode, "requests": count}
+            for (prefill, decode), count in sorted(self.pairs.items())
+        ]
+        return {
+            "passed": self.passed,
+            "num_requests": self.num_requests,
+            "num_agreeing": self.num_agreeing,
+            "transfers": self.transfers,
+            "transferred_bytes": self.transferred_bytes,
+            "pairs": pairs,
+            "same_rack": self.same_rack,
+        }
+
+
+def probe(state: ClusterState, *, num_requests: int = 0, seed: int = 0) -> ProbeReport:
+    """Send greedy requests through the cluster and judge the answers, the counters and the pairs."""
+    counted = [each for each in state.processes if each.url and each.role != "router"]
+    before = {each.name: read_metrics(each.url) for each in counted}
+    total = num_requests or max(8, 2 * len(state.processes))
+    random_source = random.Random(seed)
+    prompts = [[random_source.randrange(100, 30_000) for _ in range(PROMPT_TOKENS)] for _ in range(total)]
+    doors = [state.endpoints[number % len(state.endpoints)] for number in range(total)]
+    with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:
+        answers = list(pool.map(lambda door, prompt: _ask(door, state.model, prompt), doors, prompts))
+    after = {each.name: read_metrics(each.url) for each in counted}
+    reference = (state.of_role("prefill") or state.of_role("colocated"))[0]
+    with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:
+        expected = list(pool.map(lambda prompt: _ask(reference.url, state.model, prompt).text, prompts))
+        alone_texts = pool.map(lambda each: _ask(each.url, state.model, prompts[0]).text, counted)
+        alone = dict(zip([each.name for each in counted], alone_texts, strict=True))
+    agreeing = sum(_agrees(answer.text, text) for answer, text in zip(answers, expected, strict=True))
+    growth = {name: _growth(before[name], after[name]) for name in before}
+    pairs = Counter(answer.pair for answer in answers if answer.pair)
+    problems = [
+        *_answer_problems(agreeing, total, reference),
+        *_lone_problems(alone, expected[0], reference),
+        *_work_problems(state, growth),
+        *_transfer_problems(state, growth),
+    ]
+    decode = [growth[each.name] for each in state.of_role("decode")]
+    counts = any(TRANSFER_COUNTER in values for values in decode)
+    return ProbeReport(
+        num_requests=total,
+        num_agreeing=agreeing,
+        transfers=int(sum(values.get(TRANSFER_COUNTER, 0) for values in decode)) if counts else None,
+        transferred_bytes=sum(values.get(BYTES_COUNTER, 0.0) for values in decode) if counts else None,
+        pairs=dict(pairs),
+        same_rack=_same_rack(state, pairs) if pairs else None,
+        problems=tuple(problems),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    text: str
+    pair: tuple[str, str] | None
+
+
+def _ask(url: str, model: str, prompt: Sequence[int]) -> _Answer:
+    body = {
+        "model": model,
+        "prompt": list(prompt),
+        "max_tokens": ANSWER_TOKENS,
+        "temperature": 0,
+        "seed": 1,
+        "ignore_eos": True,
+    }
+    try:
+        document, headers = post_json(f"{url}/v1/completions", body, timeout_s=TIMEOUT_S)
+        prefill, decode = headers.get(PREFILL_HEADER), headers.get(DECODE_HEADER)
+        return _Answer(str(document["choices"][0]["text"]), (prefill, decode) if prefill and decode else None)
+    except urllib.error.HTTPError as error:
+        detail = shorten(error.read()[:500].decode("utf-8", "replace"), 200)
+        raise LaunchError(Problem(f"the probe's request failed with HTTP {error.code}: {detail}", url)) from None
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise LaunchError(Problem(f"the probe's request failed: {shorten(error)}", url)) from None
+
+
+def read_metrics(url: str) -> dict[str, float]:
+    """Prometheus counters of an instance, summed over labels; {} when it has none."""
+    try:
+        text = get(f"{url}/metrics", timeout_s=10).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return {}
+    totals: dict[str, float] = {}
+    for name, value in re.findall(r"^([A-Za-z_:][\w:]*)(?:\{[^\n]*\})? ([-+.\deE]+|NaN)$", text, re.M):
+        totals[name] = totals.get(name, 0.0) + float(value)
+    return totals
+
+
+def _growth(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}
+
+
+def _agrees(answer: str, expected: str) -> bool:
+    """Equal, or equal for long enough to exclude wrong KV (words stand for tokens)."""
+    common = 0
+    for ours, theirs in zip(answer.split(), expected.split(), strict=False):
+        if ours != theirs:
+            break
+        common += 1
+    return answer == expected or common >= MIN_AGREEING_TOKENS
+
+
+def _answer_problems(agreeing: int, total: int, reference: Process) -> list[Problem]:
+    if agreeing == total:
+        return []
+    return [
+        Problem(
+            f"{total - agreeing} of {total} answers differ from what {reference.name} alone answers: KV arrives wrong",
+            expected="equal block size, KV dtype, dtype and attention backend on both sides",
+            next_step="planner logs PLAN; then launch again with --keep to look at one pair",
+        )
+    ]
+
+
+def _lone_problems(alone: Mapping[str, str], expected: str, reference: Process) -> list[Problem]:
+    """An instance that is healthy and answers wrongly, whichever requests the router gave it."""
+    wrong = [name for name, text in alone.items() if not _agrees(text, expected)]
+    return [
+        Problem(
+            f"{name} alone answers otherwise than {reference.name} alone",
+            expected="the same model, dtype and version on every instance",
+            next_step=f"planner logs PLAN {name}",
+        )
+        for name in wrong
+    ]
+
+
+def _work_problems(state: ClusterState, growth: Mapping[str, Mapping[str, float]]) -> list[Problem]:
+    """Each role must have been asked: a router that forgets one still answers."""
+    problems = []
+    for role in ("prefill", "decode", "colocated"):
+        workers = state.of_role(role)
+        counted = [growth[each.name][REQUEST_COUNTER] for each in workers if REQUEST_COUNTER in growth[each.name]]
+        if counted and sum(counted) == 0:
+            problems.append(
+                Problem(
+                    f"{role} instances handled 0 requests: the router passes them by",
+                    next_step="check the router's worker lists: planner logs PLAN router",
+                )
+            )
+    return problems
+
+
+def _transfer_problems(state: ClusterState, growth: Mapping[str, Mapping[str, float]]) -> list[Problem]:
+    decode = [growth[each.name] for each in state.of_role("decode")]
+    problems = []
+    failed = sum(values.get(FAILED_COUNTER, 0.0) for values in decode)
+    if failed:
+        problems.append(Problem(f"{failed:g} KV transfers failed", next_step="planner logs PLAN"))
+    counted = [values[TRANSFER_COUNTER] for values in decode if TRANSFER_COUNTER in values]
+    if counted and sum(counted) == 0:
+        problems.append(
+            Problem(
+                "no KV was transferred: decode instances computed the prompts themselves", next_step="planner logs PLAN"
+            )
+        )
+    return problems
+
+
+def _same_rack(state: ClusterState, pairs: Mapping[tuple[str, str], int]) -> int:
+    racks = {each.instance: each.rack for each in state.processes if each.instance}
+    return sum(count for (prefill, decode), count in pairs.items() if racks.get(prefill) == racks.get(decode))

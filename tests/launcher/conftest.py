@@ -1,0 +1,36 @@
+"""Clusters of mocks that a test starts and that never outlive it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from splitplan.launcher.lifecycle import Launched, destroy, launch
+from splitplan.launcher.render import LaunchOptions
+from splitplan.launcher.state import load_state, state_path
+from splitplan.planner.plan import Plan
+
+Start = Callable[..., Launched]
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Path:
+    """Where the test's plan lies."""
+    return tmp_path / "plan.json"
+
+
+@pytest.fixture
+def start(plan_file: Path) -> Iterator[Start]:
+    """Launch a plan with mock engines on this machine; everything is stopped when the test ends."""
+
+    def started(plan: Plan, *, faults: dict[str, Any] | None = None, base_port: int = 0, **arguments: Any) -> Launched:
+        plan_file.write_text(plan.model_dump_json())
+        options = LaunchOptions(target="local", engine="mock", faults=faults or {}, base_port=base_port)
+        return launch(plan, plan_file, options, **{"timeout_s": 20.0, **arguments})
+
+    yield started
+    if load_state(state_path(plan_file)) is not None:
+        destroy(plan_file)
