@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from splitplan.catalogs.errors import SplitplanError
-from splitplan.planner.cli import bench, catalog, destroy, launch, logs, profile, status
+from splitplan.planner.cli import bench, catalog, destroy, fleet, launch, logs, profile, status
 
 PROBLEM_LIMIT = 20
 
@@ -50,6 +50,7 @@ app.command("launch")(launch.launch)
 app.command("logs")(logs.logs)
 app.command("status")(status.status)
 app.add_typer(catalog.app, name="catalog")
+app.add_typer(fleet.app, name="fleet")
 app.add_typer(profile.app, name="profile")
 
 

@@ -1,0 +1,1 @@
+"""Fleets as clusters describe themselves: kubectl, Slurm, topograph, nvidia-smi → our Fleet file."""
