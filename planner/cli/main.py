@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from splitplan.catalogs.errors import SplitplanError
-from splitplan.planner.cli import bench, catalog, destroy, fleet, launch, logs, profile, status
+from splitplan.planner.cli import bench, catalog, destroy, fleet, launch, logs, profile, status, workload
 
 PROBLEM_LIMIT = 20
 
@@ -52,6 +52,7 @@ app.command("status")(status.status)
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(profile.app, name="profile")
+app.add_typer(workload.app, name="workload")
 
 
 def run() -> None:

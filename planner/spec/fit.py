@@ -6,8 +6,8 @@ does by raking: the smallest change (in relative entropy) from the leaf shares d
 
     minimise Σ w log(w / d) − w + d   subject to   X w = targets,   solved by   w = d exp(λᵀ X).
 
-X holds one row for the total, for each length and each length squared, for their product, and one indicator per
-quantile kept.
+X holds one row for the total, for each length and each length squared, for their product, for the cached tokens, and
+one indicator per quantile kept.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def fit_lengths(
     if num_requests <= num_points:
         units = _whole_units(np.full(num_requests, 1.0 / num_requests))
         return LengthSample(input_tokens, output_tokens, cached_tokens, units)
-    lengths = np.stack([input_tokens, output_tokens])
-    chosen, share = _leaf_centres(lengths, num_points)
-    chosen, share = _with_quantile_points(lengths, chosen, share)
+    lengths = np.stack([input_tokens, output_tokens, cached_tokens])
+    chosen, share = _leaf_centres(lengths[:2], num_points)
+    chosen, share = _with_quantile_points(lengths[:2], chosen, share)
     weight = _calibrated(lengths, lengths[:, chosen], share)
     keep = weight > 0.5 / WEIGHT_UNITS
     chosen, units = chosen[keep], _whole_units(weight[keep])
@@ -90,7 +90,7 @@ def _with_quantile_points(lengths: IntArray, chosen: IntArray, share: FloatArray
 
 
 def _calibrated(lengths: IntArray, points: IntArray, share: FloatArray) -> FloatArray:
-    """Weights of `points` [2, m] near `share` whose moments and quantile shares are those of `lengths` [2, n].
+    """Weights of `points` [3, m] near `share` whose moments and quantile shares are those of `lengths` [3, n].
 
     Newton's method on the dual, Σ d exp(λᵀx) − λᵀ targets, with step halving; it is convex and smooth.
     """
@@ -120,7 +120,7 @@ def _calibrated(lengths: IntArray, points: IntArray, share: FloatArray) -> Float
 def _features(points: IntArray, lengths: IntArray) -> FloatArray:
     """The calibration variables of each point, scaled to order one: [number of variables, number of points]."""
     scaled = points / np.maximum(lengths.mean(axis=1, keepdims=True), 1.0)
-    rows = [np.ones(points.shape[1]), *scaled, *scaled**2, scaled[0] * scaled[1]]
+    rows = [np.ones(points.shape[1]), *scaled, *scaled[:2] ** 2, scaled[0] * scaled[1]]
     for axis in (0, 1):
         quantiles = np.unique(np.quantile(lengths[axis], KEPT_QUANTILES, method="inverted_cdf"))
         rows += [(points[axis] <= value).astype(np.float64) for value in quantiles]

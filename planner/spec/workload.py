@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+SHORTEST_SPAN_S = 1e-9  # arrivals closer together than time stamps can tell come at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Requests:
     def rate_req_per_s(self) -> float:
         """Arrivals over the time from first to last; NaN for fewer than two requests or no time between them."""
         span_s = float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
-        return (len(self) - 1) / span_s if span_s > 0 else math.nan
+        return (len(self) - 1) / span_s if span_s > SHORTEST_SPAN_S else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +130,27 @@ def check_rate(rate_req_per_s: float, *, where: str = "", key: str = "rate") -> 
 
 
 def load_workload(
-    name_or_path: str | Path, rate_req_per_s: float | None = None, *, start_s: float = 0.0, end_s: float | None = None
+    name_or_path: str | Path,
+    rate_req_per_s: float | None = None,
+    *,
+    start_s: float = 0.0,
+    end_s: float | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Workload:
     """Load a workload from whatever names one.
 
     `name_or_path` is a name that ships with the project (`azure-conv`), a form (`fixed:1024/200`,
     `lognormal:mean=1155,cv=1.1/mean=211,cv=1`), a Workload file, or a trace in any format of
     `splitplan.planner.spec.trace`. `rate_req_per_s` replaces the rate that comes with it, and is needed where none
-    does. `start_s` and `end_s` cut a window out of a trace, in seconds from its first arrival.
+    does. `start_s` and `end_s` cut a window out of a trace, in seconds from its first arrival; `columns` names its
+    columns by role (time, input, output, class) where they are not known ones.
 
     Raises SplitplanError for what is not there, cannot be read, holds no request, or leaves the rate open: traffic
     that is missing is never taken for zero.
     """
     from splitplan.planner.spec.workload_build import read_workload  # pydantic and yaml only where a file is read
 
-    return read_workload(name_or_path, rate_req_per_s, start_s=start_s, end_s=end_s)
+    return read_workload(name_or_path, rate_req_per_s, start_s=start_s, end_s=end_s, columns=columns or {})
 
 
 def sample(workload: Workload, n: int, seed: int) -> Requests:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +29,12 @@ MIN_SHARE_SUM, MAX_SHARE_SUM = 0.999, 1.001
 
 
 def read_workload(
-    name_or_path: str | Path, rate_req_per_s: float | None, *, start_s: float, end_s: float | None
+    name_or_path: str | Path,
+    rate_req_per_s: float | None,
+    *,
+    start_s: float,
+    end_s: float | None,
+    columns: Mapping[str, str],
 ) -> Workload:
     """See `splitplan.planner.spec.workload.load_workload`."""
     name = str(name_or_path)
@@ -39,11 +44,11 @@ def read_workload(
         workload = _workload_of_form(name, rate_req_per_s)
     elif is_description(path := file_of("workload", name)):
         document = read_document(path, "workload", max_bytes=MAX_WORKLOAD_BYTES)
-        if start_s or end_s is not None:
-            raise InputError(Problem("is a description, and has no window to cut", str(path), "window"))
+        if start_s or end_s is not None or columns:
+            raise InputError(Problem("is a description: it has no window to cut and no columns", str(path)))
         workload = build_workload(document, rate_req_per_s)
     else:
-        trace = read_trace(path, start_s=start_s, end_s=end_s)
+        trace = read_trace(path, columns=columns, start_s=start_s, end_s=end_s)
         workload = workload_of_trace(trace, path.name, rate_req_per_s)
     return replace(workload, content_hash=workload_hash(workload))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +12,7 @@ from splitplan.planner.spec.trace.report import Tally
 from splitplan.planner.spec.workload import FloatArray, IntArray
 from splitplan.planner.spec.workload_schema import MAX_TOKENS
 
+DEFAULT_BLOCK_TOKENS = 512  # of hash_ids, as Mooncake records them
 NO_PROMPT = "no prompt tokens"
 NO_OUTPUT = "no generated tokens"
 NEGATIVE = "negative tokens"
@@ -18,6 +20,7 @@ HUGE = f"more than {MAX_TOKENS} tokens"
 BAD_TIME = "arrival time is no number or time stamp"
 BAD_NUMBER = "tokens are no whole number"
 WRONG_FIELDS = "wrong number of fields"
+BAD_CACHED = "cached tokens are not below prompt tokens"
 TORN = "the file ends inside this line"
 
 
@@ -31,17 +34,50 @@ class Block:
     output_tokens: IntArray
     class_code: IntArray
     blocks: tuple[IntArray, IntArray] | None = None  # prefix hashes of all rows, and how many each row has
+    cached_tokens: IntArray | None = None  # prompt tokens a warm cache holds, where the trace says so
+
+    def take(self, rows: IntArray) -> Block:
+        """The given rows, in that order; prefix hashes can only be cut, not reordered."""
+        blocks = None
+        if self.blocks is not None:
+            hashes, counts = self.blocks
+            kept = np.zeros(len(counts), dtype=np.bool_)
+            kept[rows] = True
+            blocks = hashes[np.repeat(kept, counts)], counts[rows]
+        return Block(
+            self.line[rows],
+            self.time_s[rows],
+            self.input_tokens[rows],
+            self.output_tokens[rows],
+            self.class_code[rows],
+            blocks,
+            None if self.cached_tokens is None else self.cached_tokens[rows],
+        )
 
 
 @dataclass
-class ClassNames:
-    """Class names in order of first appearance, as codes."""
+class TraceFacts:
+    """What holds for all rows of a file: class names, as codes in order of first appearance, and the block size."""
 
-    codes: dict[str, int] = field(default_factory=dict)
+    class_codes: dict[str, int] = field(default_factory=dict)
+    block_tokens: int = DEFAULT_BLOCK_TOKENS
 
-    def code(self, name: str) -> int:
-        """The code of a name, new or known."""
-        return self.codes.setdefault(name, len(self.codes))
+    def code(self, class_name: str) -> int:
+        """The code of a class, new or known."""
+        return self.class_codes.setdefault(class_name, len(self.class_codes))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row, parsed but not yet checked."""
+
+    line: int
+    time_s: float
+    input_tokens: int
+    output_tokens: int
+    class_code: int = 0
+    hashes: Sequence[int] | None = None
+    cached_tokens: int | None = None
 
 
 @dataclass
@@ -49,51 +85,40 @@ class RowBuffer:
     """Rows gathered one at a time, for formats that are parsed row by row."""
 
     tally: Tally
-    line: list[int] = field(default_factory=list)
-    time_s: list[float] = field(default_factory=list)
-    input_tokens: list[int] = field(default_factory=list)
-    output_tokens: list[int] = field(default_factory=list)
-    class_code: list[int] = field(default_factory=list)
-    hashes: list[int] = field(default_factory=list)
-    num_hashes: list[int] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
 
-    def add(
-        self, line: int, time_s: float, prompt: int, output: int, code: int = 0, hashes: list[int] | None = None
-    ) -> None:
+    def add(self, row: Row) -> None:
         """Add a row, or count why it is left out."""
-        reason = fault(prompt, output)
-        if reason is not None:
-            self.tally.leave_out(reason, line)
-            return
-        self.line.append(line)
-        self.time_s.append(time_s)
-        self.input_tokens.append(prompt)
-        self.output_tokens.append(output)
-        self.class_code.append(code)
-        if hashes is not None:
-            self.hashes.extend(hashes)
-            self.num_hashes.append(len(hashes))
+        reason = fault(row.input_tokens, row.output_tokens)
+        if reason is None and not 0 <= (row.cached_tokens or 0) < row.input_tokens:
+            reason = BAD_CACHED
+        if reason is None:
+            self.rows.append(row)
+        else:
+            self.tally.leave_out(reason, row.line)
 
     def __len__(self) -> int:
-        return len(self.line)
+        return len(self.rows)
 
     def flush(self) -> Block:
-        """The rows so far as a block; the buffer is empty afterwards."""
+        """The rows so far as a block; the buffer is empty afterwards. Rows without hashes share no block."""
+        rows, self.rows = self.rows, []
         blocks = None
-        if self.num_hashes and len(self.num_hashes) == len(self.line):
-            blocks = np.array(self.hashes, dtype=np.int64), np.array(self.num_hashes, dtype=np.int64)
-        block = Block(
-            np.array(self.line, dtype=np.int64),
-            np.array(self.time_s, dtype=np.float64),
-            np.array(self.input_tokens, dtype=np.int64),
-            np.array(self.output_tokens, dtype=np.int64),
-            np.array(self.class_code, dtype=np.int64),
+        if any(row.hashes is not None for row in rows):
+            hashes = np.fromiter((item for row in rows for item in row.hashes or ()), dtype=np.int64)
+            blocks = hashes, np.array([len(row.hashes or ()) for row in rows], dtype=np.int64)
+        cached = None
+        if any(row.cached_tokens is not None for row in rows):
+            cached = np.array([row.cached_tokens or 0 for row in rows], dtype=np.int64)
+        return Block(
+            np.array([row.line for row in rows], dtype=np.int64),
+            np.array([row.time_s for row in rows], dtype=np.float64),
+            np.array([row.input_tokens for row in rows], dtype=np.int64),
+            np.array([row.output_tokens for row in rows], dtype=np.int64),
+            np.array([row.class_code for row in rows], dtype=np.int64),
             blocks,
+            cached,
         )
-        for values in (self.line, self.time_s, self.input_tokens, self.output_tokens, self.class_code, self.hashes):
-            values.clear()
-        self.num_hashes.clear()
-        return block
 
 
 def fault(prompt: int, output: int) -> str | None:

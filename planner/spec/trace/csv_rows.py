@@ -12,7 +12,7 @@ import numpy as np
 
 from splitplan.catalogs.errors import DocumentError, Problem, shorten
 from splitplan.planner.spec.trace import block as faults
-from splitplan.planner.spec.trace.block import Block, ClassNames, RowBuffer, whole_number
+from splitplan.planner.spec.trace.block import Block, Row, RowBuffer, TraceFacts, whole_number
 from splitplan.planner.spec.trace.columns import Columns, match_columns
 from splitplan.planner.spec.trace.numbers import Bytes, Mask, parse_decimals, parse_integers, parse_stamps
 from splitplan.planner.spec.trace.report import Tally
@@ -20,7 +20,8 @@ from splitplan.planner.spec.workload import FloatArray, IntArray
 from splitplan.planner.spec.workload_schema import MAX_TOKENS
 
 CHUNK_BYTES = 4 * 2**20
-MAX_LINE_BYTES = 64 * 2**10
+MAX_HEADER_BYTES = 64 * 2**10
+MAX_ROW_BYTES = 2**20
 MAX_CLASS_BYTES = 64
 FIRST_ROWS = 100
 _NEWLINE, _COMMA, _QUOTE, _RETURN = b'\n,"\r'
@@ -32,7 +33,7 @@ class _Table:
 
     header: list[str]
     columns: Columns
-    classes: ClassNames
+    facts: TraceFacts
     tally: Tally
     stamped: bool | None = None  # arrival times are time stamps, not numbers; None before the first row
     unit_s: float = 1.0  # of numeric arrival times
@@ -41,13 +42,13 @@ class _Table:
 
 
 def read_csv(
-    handle: BinaryIO, where: str, wanted: Mapping[str, str], classes: ClassNames, tally: Tally
+    handle: BinaryIO, where: str, wanted: Mapping[str, str], facts: TraceFacts, tally: Tally
 ) -> Iterator[Block]:
     """Blocks of rows of an open CSV file. Raises DocumentError for a header that says neither prompt nor output."""
-    first = handle.readline(MAX_LINE_BYTES)
+    first = handle.readline(MAX_HEADER_BYTES)
     header = _header(first, where)
     columns = match_columns(header, wanted, f"{where}:1")
-    table = _Table(header, columns, classes, tally)
+    table = _Table(header, columns, facts, tally)
     roles = {"time": columns.time, "input": columns.input, "output": columns.output, "class": columns.klass}
     table.places = {role: header.index(name) for role, name in roles.items() if name is not None}
     table.unit_s = 1e-3 if columns.time is not None and columns.time.casefold().endswith("ms") else 1.0
@@ -56,8 +57,8 @@ def read_csv(
         text = rest + chunk
         end = text.rfind(b"\n") + 1
         rest = text[end:]
-        if len(rest) > CHUNK_BYTES:
-            raise DocumentError(Problem("a line of more than 4 MiB", f"{where}:{line}", expected="a CSV trace"))
+        if len(rest) > MAX_ROW_BYTES:
+            raise DocumentError(Problem("a line of more than 1 MiB", f"{where}:{line}", expected="a CSV trace"))
         if end:
             block, num_lines = _parse(text[:end], line, table)
             line += num_lines
@@ -137,7 +138,7 @@ def _fast_rows(
     code = np.zeros(len(rows), dtype=np.int64)
     if "class" in table.places:
         start, end = fields[table.places["class"]]
-        code, ok = _class_codes(buffer, start[rows], end[rows], table.classes)
+        code, ok = _class_codes(buffer, start[rows], end[rows], table.facts)
         good[rows] &= ok
     keep = good[rows]
     block = Block(line[good], time_s[keep], values["input"][keep], values["output"][keep], code[keep])
@@ -152,14 +153,14 @@ def _times(buffer: Bytes, start: IntArray, end: IntArray, table: _Table) -> tupl
     return (number - table.origin) * table.unit_s, ok
 
 
-def _class_codes(buffer: Bytes, start: IntArray, end: IntArray, classes: ClassNames) -> tuple[IntArray, Mask]:
+def _class_codes(buffer: Bytes, start: IntArray, end: IntArray, facts: TraceFacts) -> tuple[IntArray, Mask]:
     length = end - start
     readable = length <= MAX_CLASS_BYTES
     width = max(int(np.max(length, where=readable, initial=0)), 1)
     places = start[:, None] + np.arange(width)
     text = np.where(places < end[:, None], buffer[np.minimum(places, len(buffer) - 1)], 0)
     names, inverse = np.unique(np.ascontiguousarray(text).view(f"S{width}").ravel(), return_inverse=True)
-    codes = np.array([classes.code(name.decode("utf-8", "replace").strip()) for name in names.tolist()])
+    codes = np.array([facts.code(name.decode("utf-8", "replace").strip()) for name in names.tolist()])
     return codes[inverse], readable
 
 
@@ -195,8 +196,8 @@ def _slow_row(text: bytes, line: int, table: _Table, rows: RowBuffer) -> None:
             table.tally.leave_out(faults.BAD_TIME, line)
             return
         time_s = (moment - table.origin) * (1e-9 if table.stamped else table.unit_s)
-    code = table.classes.code(cells[table.places["class"]]) if "class" in table.places else 0
-    rows.add(line, time_s, prompt, output, code)
+    code = table.facts.code(cells[table.places["class"]]) if "class" in table.places else 0
+    rows.add(Row(line, time_s, prompt, output, code))
 
 
 def _cells(text: bytes) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from splitplan.catalogs.errors import DocumentError, Problem, shorten
 from splitplan.planner.spec.trace import block as faults
-from splitplan.planner.spec.trace.block import Block, ClassNames, RowBuffer, whole_number
+from splitplan.planner.spec.trace.block import DEFAULT_BLOCK_TOKENS, Block, Row, RowBuffer, TraceFacts, whole_number
 from splitplan.planner.spec.trace.columns import Columns, match_columns
 from splitplan.planner.spec.trace.report import Tally
 
@@ -19,13 +19,14 @@ ROWS_PER_BLOCK = 50_000
 MAX_LINE_BYTES = 16 * 2**20
 MAX_WHOLE_BYTES = 256 * 2**20
 CHUNK_BYTES = 2**20
+MAX_BLOCK_TOKENS = 2**20
 CHARACTERS_PER_TOKEN = 4.0
 """Of English text under common tokenizers; assumed where a data set holds text and no counts."""
 _SKIPPED = re.compile(r"[\s,]*")
 
 
 def read_json_lines(
-    handle: BinaryIO, where: str, wanted: Mapping[str, str], classes: ClassNames, tally: Tally
+    handle: BinaryIO, where: str, wanted: Mapping[str, str], facts: TraceFacts, tally: Tally
 ) -> Iterator[Block]:
     """Blocks of rows of an open file with one JSON object a line.
 
@@ -38,6 +39,7 @@ def read_json_lines(
             continue
         record = _record(text)
         if record is not None and record.get("kind") == "Trace":
+            facts.block_tokens = _block_tokens(record, f"{where}:{line}")
             continue
         tally.num_rows += 1
         if record is None:
@@ -45,7 +47,7 @@ def read_json_lines(
             continue
         if columns is None:
             columns = match_columns(list(record), wanted, f"{where}:{line}")
-        _add_record(record, columns, line, rows, classes)
+        _add_record(record, columns, line, rows, facts)
         if len(rows) >= ROWS_PER_BLOCK:
             yield rows.flush()
     yield rows.flush()
@@ -71,7 +73,15 @@ def _record(text: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _add_record(record: Mapping[str, Any], columns: Columns, line: int, rows: RowBuffer, classes: ClassNames) -> None:
+def _block_tokens(header: Mapping[str, Any], where: str) -> int:
+    size = whole_number(header.get("block_tokens", DEFAULT_BLOCK_TOKENS))
+    if size is None or not 1 <= size <= MAX_BLOCK_TOKENS:
+        message = f"is {shorten(header['block_tokens'], 30)}"
+        raise DocumentError(Problem(message, where, "block_tokens", f"1 to {MAX_BLOCK_TOKENS} tokens"))
+    return size
+
+
+def _add_record(record: Mapping[str, Any], columns: Columns, line: int, rows: RowBuffer, facts: TraceFacts) -> None:
     prompt, output = (whole_number(record.get(name)) for name in (columns.input, columns.output))
     if prompt is None or output is None:
         rows.tally.leave_out(faults.BAD_NUMBER, line)
@@ -84,8 +94,9 @@ def _add_record(record: Mapping[str, Any], columns: Columns, line: int, rows: Ro
     if hashes is not None and not _are_hashes(hashes):
         rows.tally.leave_out("hash_ids are no list of whole numbers", line)
         return
-    code = classes.code(str(record.get(columns.klass, ""))[:200]) if columns.klass else 0
-    rows.add(line, time_s, prompt, output, code, hashes)
+    code = facts.code(str(record.get(columns.klass, ""))[:200]) if columns.klass else 0
+    cached = whole_number(record.get("cached_tokens"))
+    rows.add(Row(line, time_s, prompt, output, code, hashes, cached))
 
 
 def _time_s(record: Mapping[str, Any], name: str | None) -> float | None:
@@ -130,12 +141,12 @@ def read_bench_result(result: Mapping[str, Any], where: str, tally: Tally) -> Bl
     for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         tally.num_rows += 1
         record = {"input": prompt, "output": output, "time": starts[index] if timed and starts else None}
-        _add_record(record, Columns("time" if timed else None, "input", "output", None), index + 1, rows, ClassNames())
+        _add_record(record, Columns("time" if timed else None, "input", "output", None), index + 1, rows, TraceFacts())
     return rows.flush()
 
 
 def read_array(
-    handle: BinaryIO, where: str, wanted: Mapping[str, str], classes: ClassNames, tally: Tally
+    handle: BinaryIO, where: str, wanted: Mapping[str, str], facts: TraceFacts, tally: Tally
 ) -> Iterator[Block]:
     """Blocks of rows of a JSON array of requests, or of ShareGPT conversations, one element in memory at a time.
 
@@ -153,7 +164,7 @@ def read_array(
             _add_conversation(record["conversations"], index, rows)
         else:
             columns = columns or match_columns(list(record), wanted, f"{where} element {index}")
-            _add_record(record, columns, index, rows, classes)
+            _add_record(record, columns, index, rows, facts)
         if len(rows) >= ROWS_PER_BLOCK:
             yield rows.flush()
     if estimated:
@@ -195,4 +206,4 @@ def _add_conversation(turns: Any, index: int, rows: RowBuffer) -> None:
         rows.tally.leave_out("fewer than two turns of text", index)
         return
     prompt, output = (math.ceil(len(text) / CHARACTERS_PER_TOKEN) for text in spoken)
-    rows.add(index, math.nan, prompt, output)
+    rows.add(Row(index, math.nan, prompt, output))

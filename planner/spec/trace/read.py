@@ -15,14 +15,13 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from splitplan.catalogs.errors import DocumentError, InputError, Problem
-from splitplan.planner.spec.trace.block import Block, ClassNames
+from splitplan.planner.spec.trace.block import Block, TraceFacts
 from splitplan.planner.spec.trace.csv_rows import read_csv
 from splitplan.planner.spec.trace.json_rows import read_array, read_bench_result, read_json_lines, read_whole
 from splitplan.planner.spec.trace.report import ReadReport, Tally
 from splitplan.planner.spec.workload import IntArray, PrefixBlocks, Requests
 
 SNIFF_BYTES = 64 * 2**10
-DEFAULT_BLOCK_TOKENS = 512  # of hash_ids, as Mooncake records them
 MAX_SHARE_LEFT_OUT = 0.5
 FORMATS = "a trace: CSV with a header, JSON lines, or JSON"
 
@@ -57,12 +56,12 @@ def read_trace(
     if not (0 <= start_s < math.inf) or not (end_s is None or start_s < end_s):
         expected = "0 <= start < end, in seconds"
         raise InputError(Problem(f"window from {start_s:g} to {end_s} s", where, "window", expected))
-    tally, classes = Tally(), ClassNames()
+    tally, facts = Tally(), TraceFacts()
     with _opened(path) as handle:
-        trace_format, found = _blocks(handle, where, columns or {}, classes, tally)
+        trace_format, found = _blocks(handle, where, columns or {}, facts, tally)
         blocks = [_in_window(block, start_s, end_s, tally) for block in found]
     blocks = [block for block in blocks if len(block.line)]
-    return _assembled(blocks, trace_format, where, classes, tally)
+    return _assembled(blocks, trace_format, where, facts, tally)
 
 
 @contextmanager
@@ -87,7 +86,7 @@ def _opened(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def _blocks(
-    handle: BinaryIO, where: str, columns: Mapping[str, str], classes: ClassNames, tally: Tally
+    handle: BinaryIO, where: str, columns: Mapping[str, str], facts: TraceFacts, tally: Tally
 ) -> tuple[str, Iterator[Block]]:
     """The format of a file by its first bytes, and its blocks."""
     head = handle.read(SNIFF_BYTES)
@@ -98,12 +97,12 @@ def _blocks(
     if b"\0" in head:
         raise DocumentError(Problem("holds binary data", where, expected=FORMATS))
     if text.startswith(b"["):
-        return "json-array", read_array(handle, where, columns, classes, tally)
+        return "json-array", read_array(handle, where, columns, facts, tally)
     if text.startswith(b"{"):
         if _is_json_line(text):
-            return "json-lines", read_json_lines(handle, where, columns, classes, tally)
+            return "json-lines", read_json_lines(handle, where, columns, facts, tally)
         return "vllm-bench-json", iter([read_bench_result(read_whole(handle, where), where, tally)])
-    return "csv", read_csv(handle, where, columns, classes, tally)
+    return "csv", read_csv(handle, where, columns, facts, tally)
 
 
 def _is_json_line(text: bytes) -> bool:
@@ -122,22 +121,10 @@ def _in_window(block: Block, start_s: float, end_s: float | None, tally: Tally) 
     inside = (block.time_s >= start_s) & (block.time_s < (math.inf if end_s is None else end_s))
     inside |= np.isnan(block.time_s)
     tally.num_outside_window += int(len(inside) - inside.sum())
-    rows = np.flatnonzero(inside)
-    blocks = None
-    if block.blocks is not None:
-        hashes, counts = block.blocks
-        blocks = hashes[np.repeat(inside, counts)], counts[rows]
-    return Block(
-        block.line[rows],
-        block.time_s[rows],
-        block.input_tokens[rows],
-        block.output_tokens[rows],
-        block.class_code[rows],
-        blocks,
-    )
+    return block.take(np.flatnonzero(inside))
 
 
-def _assembled(blocks: list[Block], trace_format: str, where: str, classes: ClassNames, tally: Tally) -> Trace:
+def _assembled(blocks: list[Block], trace_format: str, where: str, facts: TraceFacts, tally: Tally) -> Trace:
     num_left_out = sum(tally.left_out.values())
     report = tally.report(where, trace_format, sum(len(block.line) for block in blocks))
     if num_left_out > MAX_SHARE_LEFT_OUT * tally.num_rows:
@@ -162,22 +149,32 @@ def _assembled(blocks: list[Block], trace_format: str, where: str, classes: Clas
         _column(blocks, "input_tokens", order),
         _column(blocks, "output_tokens", order),
         _column(blocks, "class_code", order),
-        np.broadcast_to(np.int64(0), len(order)),
-        _prefix(blocks, order),
+        _cached(blocks, order),
+        _prefix(blocks, order, facts.block_tokens),
     )
     report = tally.report(where, trace_format, len(order))
-    return Trace(requests, tuple(classes.codes) or ("all",), has_arrivals, report)
+    return Trace(requests, tuple(facts.class_codes) or ("all",), has_arrivals, report)
 
 
 def _column(blocks: list[Block], name: str, order: IntArray) -> IntArray:
     return np.asarray(np.concatenate([getattr(block, name) for block in blocks])[order])
 
 
-def _prefix(blocks: list[Block], order: IntArray) -> PrefixBlocks | None:
-    """The prefix blocks in order of arrival, where every row has them."""
-    parts = [block.blocks for block in blocks if block.blocks is not None]
-    if len(parts) != len(blocks):
+def _cached(blocks: list[Block], order: IntArray) -> IntArray:
+    """Cached prompt tokens in order of arrival; a row of zeros without memory where the trace says nothing."""
+    if all(block.cached_tokens is None for block in blocks):
+        return np.broadcast_to(np.int64(0), len(order))
+    parts = [
+        np.zeros(len(block.line), dtype=np.int64) if (own := block.cached_tokens) is None else own for block in blocks
+    ]
+    return np.asarray(np.concatenate(parts)[order])
+
+
+def _prefix(blocks: list[Block], order: IntArray, block_tokens: int) -> PrefixBlocks | None:
+    """The prefix blocks in order of arrival, where any row has them."""
+    if all(block.blocks is None for block in blocks):
         return None
-    counts = np.concatenate([part[1] for part in parts])
-    offsets = np.concatenate([[0], np.cumsum(counts)])
-    return PrefixBlocks(DEFAULT_BLOCK_TOKENS, offsets, np.concatenate([part[0] for part in parts])).take(order)
+    nothing = np.zeros(0, dtype=np.int64)
+    parts = [block.blocks or (nothing, np.zeros(len(block.line), dtype=np.int64)) for block in blocks]
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate([counts for _, counts in parts]))])
+    return PrefixBlocks(block_tokens, offsets, np.concatenate([hashes for hashes, _ in parts])).take(order)

@@ -291,7 +291,7 @@ def test_column_parsers_agree_with_a_plain_reading(
         try:
             found = read(tmp_path, AZURE + "".join(lines)).requests
         except DocumentError:
-            assert len(expected) <= len(rows) / 2
+            assert len(expected) == 0 or len(expected) < len(rows) / 2
             continue
         assert sorted(found.input_tokens.tolist()) == sorted(row[1] for row in expected)
         expected.sort(key=lambda row: row[0])

@@ -24,7 +24,7 @@ def requests_of(gaps: list[float], prompts: list[int]) -> Requests:
 
 many = st.builds(
     requests_of,
-    st.lists(st.floats(0, 10), min_size=1, max_size=40),
+    st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 10)), min_size=1, max_size=40),
     st.lists(st.integers(1, 10_000), min_size=1, max_size=40),
 )
 
