@@ -8,20 +8,24 @@ it has as many output tiles, and not at m. Small products are read at m.
 
 A table that names the tile edges (…, 256, 257, 512, 513, …) is interpolated between them, and so on the stairs. One
 that does not (A100) takes its stairs from the reference: whole waves of output tiles over the chip's multiprocessors.
+
+Shapes measured off the grid, such as a model's own, are lines of their own and win where they are asked for exactly.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splitplan.profiler.profile import OpTable, Timed
-from splitplan.profiler.tables.grid import BasisArray, Place, basis_of, fill_last_axis, pivot, place
-from splitplan.profiler.tables.roofline import GEMM_LAUNCH_S, Roofline, corner
+from splitplan.profiler.profile import Basis, OpTable, Timed
+from splitplan.profiler.tables.grid import BasisArray, Place, basis_of, distinct, fill_last_axis, pivot, place
+from splitplan.profiler.tables.roofline import Roofline, corner
 
 FloatArray = NDArray[np.float64]
+Rows = NDArray[np.bool_]
 
 TILES = (
     (64, 64, 0.50),
@@ -39,8 +43,16 @@ ISO_TILE_FROM_M, ISO_TILE_TO_M = 256.0, 1024.0  # from reading neighbours at m t
 
 
 @dataclass(frozen=True, slots=True)
+class Line:
+    """One (n, k) off the grid."""
+
+    log_m: FloatArray
+    corrections: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
 class GemmTable:
-    """One dtype's grid of corrections."""
+    """One dtype's grid of corrections, and the lines beside it."""
 
     roofline: Roofline
     dtype: str
@@ -50,6 +62,7 @@ class GemmTable:
     corrections: FloatArray  # [n, k, m], log(measured / reference); gaps filled
     basis: BasisArray  # [n, k, m]
     stairs: bool  # the reference has the stairs, because the table does not
+    lines: Mapping[tuple[int, int], Line]
 
     def query(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Timed:
         """Seconds of C[m, n] = A[m, k] · B[k, n]; the arrays have one shape."""
@@ -60,8 +73,15 @@ class GemmTable:
             weight = at_n.weight if side else 1.0 - at_n.weight
             rows = np.minimum(at_n.low + side, len(self.log_n) - 1)
             correction += weight * self._along_m(rows, at_k, log_m, log_n)
+        basis = basis_of([at_n, at_k, place(self.log_m, log_m)], self.basis)
+        for (line_n, line_k), line in self.lines.items():
+            here = (n == line_n) & (k == line_k)
+            if here.any():
+                at_m = place(line.log_m, log_m[here])
+                correction[here] = np.interp(log_m[here], line.log_m, line.corrections)
+                basis[here] = basis_of([at_m], np.zeros(len(line.log_m), dtype=np.uint8))
         seconds = reference(self.roofline, m, n, k, self.dtype, stairs=self.stairs) * np.exp(correction)
-        return Timed(seconds, basis_of([at_n, at_k, place(self.log_m, log_m)], self.basis))
+        return Timed(seconds, basis)
 
     def _along_m(self, rows: NDArray[np.intp], at_k: Place, log_m: FloatArray, log_n: FloatArray) -> FloatArray:
         """The correction of grid row `rows`, blended between m itself and the m of as many output tiles."""
@@ -87,12 +107,16 @@ def build(table: OpTable, dtype: str, roofline: Roofline) -> GemmTable | None:
     rows = table.keys["dtype"] == dtype
     if not rows.any():
         return None
-    (n, k, m), seconds = pivot([table.keys[name][rows] for name in ("n", "k", "m")], table.seconds[rows])
+    on_grid = _grid_rows(table, rows)
+    (n, k, m), seconds = pivot([table.keys[name][on_grid] for name in ("n", "k", "m")], table.seconds[on_grid])
     stairs = not _names_tile_edges(m)
     base = reference(roofline, m[None, None, :], n[:, None, None], k[None, :, None], dtype, stairs=stairs)
+    filled = _fill_from_plain_fp8(table, roofline, (n, k, m), seconds) if dtype == "fp8_block" else seconds
     log_m = np.log(m)
-    corrections, basis = fill_last_axis(np.log(seconds / base), log_m)
-    return GemmTable(roofline, dtype, np.log(n), np.log(k), log_m, corrections, basis, stairs)
+    corrections, basis = fill_last_axis(np.log(filled / base), log_m)
+    basis = np.where(np.isnan(seconds), np.maximum(basis, np.uint8(Basis.EXTRAPOLATED)), basis).astype(np.uint8)
+    lines = _lines(table, rows & ~on_grid, dtype, roofline, stairs=stairs)
+    return GemmTable(roofline, dtype, np.log(n), np.log(k), log_m, corrections, basis, stairs, lines)
 
 
 def reference(
@@ -102,7 +126,7 @@ def reference(
     memory_s, compute_s = roofline.gemm_parts(m, n, k, dtype)
     if stairs:
         compute_s = compute_s * _wave_waste(roofline.gpu.sm_count, m, n, k)
-    return GEMM_LAUNCH_S + corner(memory_s, compute_s)
+    return roofline.gemm_launch_s(dtype) + corner(memory_s, compute_s)
 
 
 def _wave_waste(sm_count: int, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
@@ -116,4 +140,44 @@ def _wave_waste(sm_count: int, m: FloatArray, n: FloatArray, k: FloatArray) -> F
 
 
 def _names_tile_edges(m: FloatArray) -> bool:
-    return bool(np.any(np.diff(m[m > 128]) == 1))
+    return bool(np.any(np.diff(m[m >= 64]) == 1))
+
+
+def _grid_rows(table: OpTable, rows: Rows) -> Rows:
+    """The rows whose n and k are both shared by many others: the grid, as against shapes measured one by one."""
+    n, n_code = distinct(table.keys["n"][rows])
+    k, k_code = distinct(table.keys["k"][rows])
+    pairs = np.zeros((len(n), len(k)), dtype=bool)
+    pairs[n_code, k_code] = True
+    per_n, per_k = pairs.sum(axis=1), pairs.sum(axis=0)
+    of_grid = rows.copy()
+    of_grid[rows] = (2 * per_n >= per_n.max())[n_code] & (2 * per_k >= per_k.max())[k_code]
+    return of_grid
+
+
+def _lines(table: OpTable, rows: Rows, dtype: str, roofline: Roofline, *, stairs: bool) -> dict[tuple[int, int], Line]:
+    lines = {}
+    keys = table.keys
+    for n, k in sorted(set(zip(keys["n"][rows].tolist(), keys["k"][rows].tolist(), strict=True))):
+        here = rows & (keys["n"] == n) & (keys["k"] == k)
+        m = keys["m"][here].astype(np.float64)
+        base = reference(roofline, m, np.full(m.shape, n), np.full(m.shape, k), dtype, stairs=stairs)
+        lines[n, k] = Line(np.log(m), np.log(table.seconds[here] / base))
+    return lines
+
+
+def _fill_from_plain_fp8(
+    table: OpTable, roofline: Roofline, axes: tuple[FloatArray, FloatArray, FloatArray], seconds: FloatArray
+) -> FloatArray:
+    """Block-scaled fp8 where it was not measured: the per-tensor fp8 product, times the factor between the two.
+
+    The published block-scaled tables of vLLM hold launch time for small products, which the importer drops.
+    """
+    plain = build(table, "fp8", roofline)
+    known = ~np.isnan(seconds)
+    if plain is None or known.all():
+        return seconds
+    n, k, m = np.broadcast_arrays(axes[0][:, None, None], axes[1][None, :, None], axes[2][None, None, :])
+    plain_s = plain.query(m.ravel(), n.ravel(), k.ravel()).seconds.reshape(seconds.shape)
+    factor = float(np.median(seconds[known] / plain_s[known]))
+    return np.where(known, seconds, factor * plain_s)

@@ -24,6 +24,11 @@ FloatArray = NDArray[np.float64]
 GEMM_COMPUTE_FRACTION = 0.78  # bf16, m ≥ 4096, n and k ≥ 2048: H100 0.79, H200 0.77, A100 0.86, L40S 0.61
 FP8_COMPUTE_FRACTION = 0.50  # fp8, same shapes: H100 0.48, H200 0.54, L40S 0.46
 GEMM_BANDWIDTH_FRACTION = 0.80  # bf16, m ≤ 16, weights over 100 MB: H100 0.86, H200 0.81, A100 0.71, L40S 0.81
+WEIGHT_ONLY_BANDWIDTH_FRACTION = 0.65  # int4, m ≤ 16, weights over 50 MB as int4: 0.58–0.66 (A100 under TensorRT-LLM)
+WEIGHT_ONLY_SLOWDOWN = 1.1  # int4 against bf16 where both are bound by compute, m > 512: 1.05–1.1 (same table)
+WEIGHT_ONLY_LAUNCH_S = (
+    6e-6  # the smallest int4 product takes 8–9 µs there, its bf16 one 2.5; nearer to the latter assumed
+)
 PREFILL_COMPUTE_FRACTION = 0.55  # head_dim 128, 4,096 tokens up: H100 0.59, H200 0.58, A100 0.55, L40S 0.49
 DECODE_BANDWIDTH_FRACTION = 0.80  # bf16, 10⁶ cached tokens up: H100 0.87, H200 0.82, A100 0.74, L40S 0.81
 MOE_COMPUTE_FRACTION = 0.41  # bf16, 8,192 tokens up: H100 0.41, H200 0.48, A100 0.29, L40S 0.41
@@ -64,17 +69,29 @@ class Roofline:
                 return rates[name]
         return max(rates.values())
 
+    def is_weight_only(self, dtype: str) -> bool:
+        """Whether weights of `dtype` are turned into bf16 before the product: int4, and fp8 on chips without it."""
+        return element_bytes(dtype) < 2.0 and self.rate(dtype) <= self.rate("bf16")
+
     def gemm_parts(self, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str) -> tuple[FloatArray, FloatArray]:
-        """(memory, compute) seconds of a GEMM without its launch. Activations are bf16."""
+        """(memory, compute) seconds of a GEMM without its launch. Activations are bf16, or fp8 beside fp8 weights."""
         m, n, k = (np.asarray(size, dtype=np.float64) for size in (m, n, k))
-        moved_bytes = n * k * element_bytes(dtype) + m * k * min(2.0, max(1.0, element_bytes(dtype))) + 2.0 * m * n
+        weight_only = self.is_weight_only(dtype)
+        activation_bytes = 2.0 if weight_only else min(2.0, max(1.0, element_bytes(dtype)))
+        moved_bytes = n * k * element_bytes(dtype) + m * k * activation_bytes + 2.0 * m * n
+        bandwidth_fraction = WEIGHT_ONLY_BANDWIDTH_FRACTION if weight_only else GEMM_BANDWIDTH_FRACTION
         compute_fraction = FP8_COMPUTE_FRACTION if self.rate(dtype) > self.rate("bf16") else GEMM_COMPUTE_FRACTION
-        memory_s = moved_bytes / (self.gpu.memory_bandwidth_bytes_per_s * GEMM_BANDWIDTH_FRACTION)
-        return memory_s, 2.0 * m * n * k / (self.rate(dtype) * compute_fraction)
+        compute_s = 2.0 * m * n * k / (self.rate(dtype) * compute_fraction)
+        memory_s = moved_bytes / (self.gpu.memory_bandwidth_bytes_per_s * bandwidth_fraction)
+        return memory_s, compute_s * (WEIGHT_ONLY_SLOWDOWN if weight_only else 1.0)
+
+    def gemm_launch_s(self, dtype: str) -> float:
+        """What the smallest product takes."""
+        return WEIGHT_ONLY_LAUNCH_S if self.is_weight_only(dtype) else GEMM_LAUNCH_S
 
     def gemm(self, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str) -> FloatArray:
         """C[m, n] = A[m, k] · B[k, n]."""
-        return GEMM_LAUNCH_S + corner(*self.gemm_parts(m, n, k, dtype))
+        return self.gemm_launch_s(dtype) + corner(*self.gemm_parts(m, n, k, dtype))
 
     def prefill_attention(
         self, new: ArrayLike, past: ArrayLike, batch: ArrayLike, heads: int, kv_heads: int, head_dim: int,

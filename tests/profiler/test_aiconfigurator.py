@@ -96,6 +96,25 @@ def test_latency_becomes_seconds_and_bad_rows_are_dropped_and_counted(package: P
     assert profile.provenance["rows_dropped"] == "2"
 
 
+def test_products_that_time_their_launch_are_left_out(package: Path) -> None:
+    """A dtype whose smallest products take as long as its middling ones was launched by a host; large ones stay."""
+    sizes = [(m, n, n) for m in (1, 16, 128) for n in (256, 512, 1024)] + [(4096, 16384, 8192), (128, 16384, 8192)]
+    rows: Rows = {
+        "gemm_dtype": ["fp8_block"] * len(sizes) + ["fp8"] * len(sizes),
+        "m": [m for m, _, _ in sizes] * 2,
+        "n": [n for _, n, _ in sizes] * 2,
+        "k": [k for _, _, k in sizes] * 2,
+        "latency": [0.090] * 9 + [0.850, 0.095] + [0.005] * 9 + [0.900, 0.062],
+    }
+    write(package, "h100_sxm/gemm/vllm/0.25.0/gemm_perf.parquet", rows)
+    profile = importer.import_profile("h100-sxm", "vllm", importer.find_source(package))
+    gemm = profile.tables["gemm"]
+    assert (gemm.keys["dtype"] == "fp8").sum() == 11
+    assert gemm.seconds[gemm.keys["dtype"] == "fp8_block"].tolist() == [pytest.approx(850e-6)]
+    assert profile.provenance["rows_dropped_host_bound"] == "10"
+    assert any("launch by the host" in note for note in profile.notes)
+
+
 def test_the_newest_version_wins_by_number_not_by_spelling(package: Path) -> None:
     """0.24.0 comes after 0.9.0, 2.27.3 after 2.9.1; a table the main version lacks comes from an older one, said so."""
     profile = importer.import_profile("h100-sxm", "vllm", importer.find_source(package))
