@@ -1,0 +1,133 @@
+"""What is simulated: engine instances with their step models and limits, and the links KV caches travel on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from splitplan.catalogs.errors import InputError, Problem
+from splitplan.planner.latency.step import StepModel
+
+InstanceRole = Literal["prefill", "decode", "colocated"]
+Scheduler = Literal["vllm", "sglang", "static"]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A shared resource on a transfer's path, one direction: a NIC's out or in, a leaf's up or down, the spine."""
+
+    name: str
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """One engine instance. Link fields are indices into `Deployment.links`.
+
+    A transfer inside one node takes the prefill instance's `local_link`; inside one rack `egress[:1] + ingress[:1]`;
+    between racks `egress`, the spine and `ingress`. What is None or left out is no limit.
+    """
+
+    name: str
+    role: InstanceRole
+    step: StepModel
+    kv_capacity_tokens: int
+    block_tokens: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    share: float = 1.0  # relative, among instances that take new requests, or among decode instances
+    watermark: float = 0.0  # share of the KV blocks kept free when a prompt is admitted to a busy instance
+    reserve_output_tokens: int = 0  # KV kept free per running sequence on admission (SGLang's decode reservation)
+    scheduler: Scheduler = "vllm"
+    node: str = ""
+    rack: str = ""
+    local_link: int | None = None
+    egress: tuple[int, ...] = ()  # NIC out, leaf up
+    ingress: tuple[int, ...] = ()  # NIC in, leaf down
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Instances that serve one model together.
+
+    With prefill instances only, a request ends with its prefill; with decode instances only, it arrives with its KV at
+    hand: both are for looking at one side alone. `routes` holds shares by (prefill index, decode index); without it the
+    decode instances' own shares decide.
+    """
+
+    instances: tuple[InstanceSpec, ...]
+    links: tuple[Link, ...] = ()
+    kv_bytes_per_token: float = 0.0
+    transfer_latency_s: float = 0.0  # per transfer: hand-shake, router hop
+    descriptor_s: float = 0.0
+    descriptors_per_block: float = 0.0
+    layerwise_layers: int = 0  # > 0: KV moves layer by layer during prefill; only the last layer's share trails
+    spine: int | None = None
+    decode_emits_first_token: bool = True
+    routes: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+    def indices(self, *roles: InstanceRole) -> list[int]:
+        """Positions of the instances that have one of these roles."""
+        return [index for index, instance in enumerate(self.instances) if instance.role in roles]
+
+
+def check_deployment(deployment: Deployment) -> None:
+    """Raise InputError with all that is inconsistent in a deployment."""
+    problems = [problem for instance in deployment.instances for problem in _instance_problems(instance, deployment)]
+    if not deployment.instances:
+        problems.append(Problem("a deployment without instances", expected="at least one"))
+    problems += _role_problems(deployment)
+    problems += [
+        Problem(f"link '{link.name}' has {link.bytes_per_s} bytes/s", expected="a positive number")
+        for link in deployment.links
+        if not link.bytes_per_s > 0
+    ]
+    for (prefill, decode), share in deployment.routes.items():
+        if not _is_route(deployment, prefill, decode) or not share >= 0:
+            expected = "(prefill index, decode index) with a share of at least 0"
+            problems.append(Problem(f"route {prefill} → {decode} with share {share}", expected=expected))
+    if problems:
+        raise InputError(problems)
+
+
+def _is_route(deployment: Deployment, prefill: int, decode: int) -> bool:
+    return prefill in deployment.indices("prefill") and decode in deployment.indices("decode")
+
+
+def _role_problems(deployment: Deployment) -> list[Problem]:
+    roles = {instance.role for instance in deployment.instances}
+    if "decode" in roles and "colocated" in roles and "prefill" not in roles:
+        return [Problem("decode instances beside colocated ones, but no prefill instance feeds them")]
+    if "prefill" in roles and "colocated" in roles and "decode" not in roles:
+        return [Problem("prefill instances beside colocated ones, but no decode instance takes their requests")]
+    problems = []
+    for kind in (("prefill", "colocated"), ("decode",)):
+        shares = [instance.share for instance in deployment.instances if instance.role in kind]
+        if any(not share >= 0 for share in shares) or (shares and not sum(shares) > 0):
+            problems.append(Problem(f"shares of {' and '.join(kind)} instances are {shares}", expected="≥ 0, sum > 0"))
+    return problems
+
+
+def _instance_problems(instance: InstanceSpec, deployment: Deployment) -> Sequence[Problem]:
+    step = instance.step
+    wrong = []
+    if instance.block_tokens < 1:
+        wrong.append(("block_tokens", instance.block_tokens, "at least 1"))
+    elif instance.kv_capacity_tokens < instance.block_tokens:
+        wrong.append(("kv_capacity_tokens", instance.kv_capacity_tokens, "room for one block"))
+    if not 1 <= instance.max_num_seqs < len(step.sequence_s):
+        wrong.append(("max_num_seqs", instance.max_num_seqs, f"1 to {len(step.sequence_s) - 1}, what the tables cover"))
+    most_tokens = len(step.token_s) - 1
+    fewest_tokens = 1 if instance.role == "prefill" else instance.max_num_seqs
+    if not fewest_tokens <= instance.max_num_batched_tokens <= most_tokens:
+        expected = f"{fewest_tokens} (max_num_seqs) to {most_tokens} (what the tables cover)"
+        wrong.append(("max_num_batched_tokens", instance.max_num_batched_tokens, expected))
+    if not 0 <= instance.watermark < 1:
+        wrong.append(("watermark", instance.watermark, "a share below 1"))
+    if instance.reserve_output_tokens < 0:
+        wrong.append(("reserve_output_tokens", instance.reserve_output_tokens, "at least 0"))
+    used = [*instance.egress, *instance.ingress, *([] if instance.local_link is None else [instance.local_link])]
+    if any(not 0 <= link < len(deployment.links) for link in used) or max(len(instance.egress), len(instance.ingress)) > 2:
+        wrong.append(("links", used, f"at most two each way, indices below {len(deployment.links)}"))
+    return [Problem(f"{value} on instance '{instance.name}'", key=key, expected=text) for key, value, text in wrong]

@@ -1,0 +1,81 @@
+"""The event loop. Part of the hot loop: runs as is and compiled; `run_events` is its only way in."""
+
+from __future__ import annotations
+
+from splitplan.planner.simulate.engine import boundary, enqueue_incoming, enqueue_prompt, one_step
+from splitplan.planner.simulate.layout import (
+    DECODE,
+    E_ROLE,
+    E_WIDTH,
+    FIRST_ENGINE_SOURCE,
+    G_ARRIVED,
+    G_EVENTS,
+    G_IN_FLIGHT,
+    G_NEXT,
+    G_NOW,
+    G_REQUESTS,
+    G_STEPPING,
+    INFINITE_S,
+    R_ARRIVAL_S,
+    R_DECODER,
+    R_ENTRY,
+    R_INPUT,
+    R_TARGET,
+    R_WIDTH,
+    SOURCE_ARRIVAL,
+    SOURCE_FLOW,
+    World,
+)
+from splitplan.planner.simulate.lifecycle import assign, reject
+from splitplan.planner.simulate.queues import set_wake
+from splitplan.planner.simulate.routing import choose_entry
+from splitplan.planner.simulate.transfer import flows_due
+
+
+def run_events(world: World, until_s: float) -> None:
+    """Serve events in order of time until none is left or the next one lies after `until_s`."""
+    stepping = world.global_i[G_STEPPING] == 1
+    events = 0
+    while True:
+        source = world.tree[1]
+        now_s = world.wake_s[source]
+        if now_s >= INFINITE_S or now_s > until_s:
+            break
+        events += 1
+        if source >= FIRST_ENGINE_SOURCE:
+            engine = (source - FIRST_ENGINE_SOURCE) * E_WIDTH
+            if stepping:
+                one_step(world, engine, now_s)
+            else:
+                boundary(world, engine, now_s)
+        elif source == SOURCE_ARRIVAL:
+            _arrive(world, now_s)
+        elif source == SOURCE_FLOW:
+            flows_due(world, now_s)
+        world.global_f[G_NOW] = now_s
+    world.global_i[G_EVENTS] += events
+
+
+def _arrive(world: World, now_s: float) -> None:
+    global_i = world.global_i
+    request = global_i[G_NEXT]
+    following = request + R_WIDTH
+    global_i[G_NEXT] = following
+    global_i[G_ARRIVED] += 1
+    global_i[G_IN_FLIGHT] += 1
+    if following < global_i[G_REQUESTS] * R_WIDTH:
+        set_wake(world, SOURCE_ARRIVAL, world.request_f[following + R_ARRIVAL_S])
+    else:
+        set_wake(world, SOURCE_ARRIVAL, INFINITE_S)
+    engine = choose_entry(world, request)
+    if engine < 0:
+        reject(world, request, now_s)
+        return
+    world.request_i[request + R_ENTRY] = engine
+    world.request_i[request + R_TARGET] = world.request_i[request + R_INPUT]
+    assign(world, engine, request)
+    if world.engine_i[engine + E_ROLE] == DECODE:
+        world.request_i[request + R_DECODER] = engine
+        enqueue_incoming(world, engine, request, now_s)
+    else:
+        enqueue_prompt(world, engine, request, now_s)

@@ -1,0 +1,223 @@
+"""What a simulation found: latencies of every request, and what can be said of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from splitplan.planner.simulate import layout as at
+from splitplan.planner.simulate.build import GAP_EDGES_S
+from splitplan.planner.simulate.deployment import Deployment
+from splitplan.planner.simulate.statistics import Interval, mean_interval, percentile_interval, share_interval
+from splitplan.planner.spec.slo import Slo
+from splitplan.planner.spec.workload import FloatArray, IntArray
+
+PERCENTILES = (50.0, 90.0, 95.0, 99.0)
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceUse:
+    """What one instance did, over the whole run."""
+
+    name: str
+    utilisation: float  # share of the time in which it ran steps
+    mean_batch: float  # decoding sequences, while busy
+    mean_kv_share: float  # KV blocks held, of all, while busy
+    num_steps: int
+    num_served: int
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One simulated sequence of requests. Arrays are in order of arrival, in seconds.
+
+    A request that was rejected, or had not finished when the run was stopped, has infinite latencies. TPOT is
+    (E2E − TTFT) / (output tokens − 1), NaN for a single token.
+    """
+
+    arrival_s: FloatArray
+    ttft_s: FloatArray
+    tpot_s: FloatArray
+    e2e_s: FloatArray
+    queue_s: FloatArray  # arrival → first scheduled; NaN where the request went straight to decode
+    transfer_s: FloatArray  # end of prefill → KV at the decode instance; NaN without a transfer
+    entry: IntArray  # index of the instance that prefilled it; −1 when rejected
+    decoder: IntArray  # index of the decode instance; −1 when there was none
+    preemptions: IntArray
+    num_arrived: int
+    num_finished: int
+    num_rejected: int
+    num_in_flight: int
+    num_events: int
+    end_s: float
+    output_tokens: int  # of finished requests
+    instances: tuple[InstanceUse, ...]
+    gap_counts: IntArray  # inter-token times, by bins of GAP_EDGES_S
+    warmup: int  # leading requests that statistics leave out
+
+    @property
+    def num_preemptions(self) -> int:
+        """Times a sequence lost its KV and was computed again."""
+        return int(self.preemptions.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """One or more runs of the same deployment under different seeds, judged together."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that statistics count: all runs, without warm-up."""
+        return sum(len(run.ttft_s) - run.warmup for run in self.runs)
+
+    @property
+    def num_rejected(self) -> int:
+        """Requests that could never fit, in all runs."""
+        return sum(run.num_rejected for run in self.runs)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Preemptions in all runs."""
+        return sum(run.num_preemptions for run in self.runs)
+
+    @property
+    def ttft_s(self) -> FloatArray:
+        """TTFT of all counted requests."""
+        return np.concatenate(self._values("ttft"))
+
+    @property
+    def tpot_s(self) -> FloatArray:
+        """TPOT of all counted requests with more than one output token."""
+        return np.concatenate(self._values("tpot"))
+
+    @property
+    def e2e_s(self) -> FloatArray:
+        """End-to-end time of all counted requests."""
+        return np.concatenate(self._values("e2e"))
+
+    @property
+    def request_rate_per_s(self) -> float:
+        """Finished requests per second, first arrival to last event."""
+        return sum(run.num_finished for run in self.runs) / self._seconds()
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Output tokens of finished requests per second."""
+        return sum(run.output_tokens for run in self.runs) / self._seconds()
+
+    def percentile(self, metric: str, percentile: float) -> Interval:
+        """A percentile of "ttft", "tpot" or "e2e" in seconds, with its 95 % interval."""
+        return percentile_interval(self._values(metric), percentile)
+
+    def mean(self, metric: str) -> Interval:
+        """The mean of "ttft", "tpot" or "e2e" in seconds, with its 95 % interval."""
+        return mean_interval(self._values(metric))
+
+    def summary(self, metric: str) -> dict[str, Interval]:
+        """Mean and percentiles by the names that plans use: "mean", "p50", "p90", "p95", "p99"."""
+        found = {"mean": self.mean(metric)}
+        return found | {f"p{percentile:g}": self.percentile(metric, percentile) for percentile in PERCENTILES}
+
+    def itl_percentile_s(self, percentile: float) -> float:
+        """A percentile over all inter-token times, to 1 % (upper edge of its bin); NaN when there are none."""
+        counts = np.sum([run.gap_counts for run in self.runs], axis=0)
+        total = counts.sum()
+        if total == 0:
+            return math.nan
+        index = int(np.searchsorted(np.cumsum(counts), math.ceil(total * percentile / 100 - 1e-9)))
+        return float(GAP_EDGES_S[min(index + 1, len(GAP_EDGES_S) - 1)])
+
+    def attainment(self, slo: Slo) -> Interval:
+        """The share of requests that meet all of TTFT, TPOT and E2E, as bounds on each request.
+
+        Rejected and unfinished requests miss. A target on ITL is one on tokens, not requests: see `itl_percentile_s`.
+        """
+        return share_interval([_met(run, slo).astype(np.float64) for run in self.runs])
+
+    def _values(self, metric: str) -> list[FloatArray]:
+        arrays = [{"ttft": run.ttft_s, "tpot": run.tpot_s, "e2e": run.e2e_s}[metric][run.warmup :] for run in self.runs]
+        return [array[~np.isnan(array)] for array in arrays]
+
+    def _seconds(self) -> float:
+        return sum(max(run.end_s - float(run.arrival_s[0]), 1e-12) for run in self.runs)
+
+
+def combine(results: Sequence[Results]) -> Results:
+    """The runs of several simulations of the same deployment as one result."""
+    return Results(tuple(run for result in results for run in result.runs))
+
+
+def _met(run: Run, slo: Slo) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    met = np.isfinite(run.e2e_s)
+    for target, values in ((slo.ttft, run.ttft_s), (slo.tpot, run.tpot_s), (slo.e2e, run.e2e_s)):
+        if target is not None:
+            met &= np.isnan(values) | (values <= target.seconds)
+    return met[run.warmup :]
+
+
+def read_run(world: at.World, deployment: Deployment, warmup: int) -> Run:
+    """The outcome that lies in the arrays of a finished simulation."""
+    ints = np.asarray(world.request_i, dtype=np.int64).reshape(-1, at.R_WIDTH)
+    floats = np.asarray(world.request_f, dtype=np.float64).reshape(-1, at.R_WIDTH)
+    finished = ints[:, at.R_STATE] == at.FINISHED
+    arrival_s, first_s, finish_s = (floats[:, k] for k in (at.R_ARRIVAL_S, at.R_FIRST_S, at.R_FINISH_S))
+    ttft_s = np.where(finished, first_s - arrival_s, np.inf)
+    e2e_s = np.where(finished, finish_s - arrival_s, np.inf)
+    gaps = ints[:, at.R_OUTPUT] - 1
+    with np.errstate(invalid="ignore"):
+        tpot_s = np.where(finished, (finish_s - first_s) / np.maximum(gaps, 1), np.inf)
+    tpot_s[gaps == 0] = np.nan
+    global_i = world.global_i
+    end_s = float(world.global_f[at.G_NOW])
+    return Run(
+        arrival_s=arrival_s.copy(),
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        e2e_s=e2e_s,
+        queue_s=_span(floats, at.R_ARRIVAL_S, at.R_STARTED_S),
+        transfer_s=_span(floats, at.R_PREFILLED_S, at.R_DELIVERED_S),
+        entry=np.where(ints[:, at.R_ENTRY] >= 0, ints[:, at.R_ENTRY] // at.E_WIDTH, -1),
+        decoder=np.where(ints[:, at.R_DECODER] >= 0, ints[:, at.R_DECODER] // at.E_WIDTH, -1),
+        preemptions=ints[:, at.R_PREEMPTIONS].copy(),
+        num_arrived=int(global_i[at.G_ARRIVED]),
+        num_finished=int(global_i[at.G_FINISHED]),
+        num_rejected=int(global_i[at.G_REJECTED]),
+        num_in_flight=int(global_i[at.G_IN_FLIGHT]),
+        num_events=int(global_i[at.G_EVENTS]),
+        end_s=end_s,
+        output_tokens=int(ints[finished, at.R_OUTPUT].sum()),
+        instances=_instance_uses(world, deployment, end_s),
+        gap_counts=np.asarray(world.gap_counts, dtype=np.int64),
+        warmup=warmup,
+    )
+
+
+def _span(floats: FloatArray, start: int, end: int) -> FloatArray:
+    known = (floats[:, start] >= 0) & (floats[:, end] >= 0)
+    return np.where(known, floats[:, end] - floats[:, start], np.nan)
+
+
+def _instance_uses(world: at.World, deployment: Deployment, end_s: float) -> tuple[InstanceUse, ...]:
+    ints = np.asarray(world.engine_i, dtype=np.int64).reshape(-1, at.E_WIDTH)
+    floats = np.asarray(world.engine_f, dtype=np.float64).reshape(-1, at.E_WIDTH)
+    uses = []
+    for instance, i, f in zip(deployment.instances, ints, floats, strict=True):
+        busy_s = max(float(f[at.E_BUSY_S]), 1e-300)
+        uses.append(
+            InstanceUse(
+                name=instance.name,
+                utilisation=float(f[at.E_BUSY_S]) / max(end_s, 1e-300),
+                mean_batch=float(f[at.E_BATCH_S]) / busy_s,
+                mean_kv_share=float(f[at.E_KV_BLOCK_S]) / busy_s / int(i[at.E_KV_BLOCKS]),
+                num_steps=int(i[at.E_STEP_COUNT]),
+                num_served=int(i[at.E_SERVED]),
+                num_preemptions=int(i[at.E_PREEMPTIONS]),
+            )
+        )
+    return tuple(uses)

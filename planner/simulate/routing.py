@@ -1,0 +1,121 @@
+"""Which instance takes a request. Part of the hot loop: runs as is and compiled."""
+
+from __future__ import annotations
+
+from splitplan.planner.simulate.layout import (
+    E_CREDIT,
+    E_KV_BLOCKS,
+    E_LOAD,
+    E_LOAD_TOKENS,
+    E_ROLE,
+    E_SHARE,
+    E_SHARE_ROW,
+    G_DECODE_COUNT,
+    G_DECODE_LIST,
+    G_ENTRY_COUNT,
+    G_ENTRY_LIST,
+    G_ROUTING,
+    INFINITE_S,
+    PREFILL,
+    R_DRAW_DECODE,
+    R_DRAW_ENTRY,
+    R_ENTRY,
+    R_INPUT,
+    R_OUTPUT,
+    ROUTE_LEAST_LOADED,
+    ROUTE_ROUND_ROBIN,
+    ROUTE_WEIGHTED,
+    World,
+)
+from splitplan.planner.simulate.running import blocks_for
+
+
+def choose_entry(world: World, request: int) -> int:
+    """The instance that prefills a new request (or serves it whole); -1 when no instance can ever hold it."""
+    start = world.global_i[G_ENTRY_LIST]
+    count = world.global_i[G_ENTRY_COUNT]
+    draw = world.request_f[request + R_DRAW_ENTRY]
+    engine = _choose(world, start, count, 0, draw)
+    if not _fits(world, engine, request):
+        engine = _least_loaded(world, start, count, False, request)
+    if engine >= 0 and world.engine_i[engine + E_ROLE] == PREFILL and world.global_i[G_DECODE_COUNT] > 0:
+        decodes = world.global_i[G_DECODE_LIST]
+        if _least_loaded(world, decodes, world.global_i[G_DECODE_COUNT], False, request) < 0:
+            return -1
+    return engine
+
+
+def choose_decoder(world: World, request: int) -> int:
+    """The decode instance for a request that is, or is about to be, prefilled. One that fits exists."""
+    start = world.global_i[G_DECODE_LIST]
+    count = world.global_i[G_DECODE_COUNT]
+    row = world.engine_i[world.request_i[request + R_ENTRY] + E_SHARE_ROW]
+    engine = _choose(world, start, count, row, world.request_f[request + R_DRAW_DECODE])
+    if not _fits(world, engine, request):
+        engine = _least_loaded(world, start, count, False, request)
+    return engine
+
+
+def _choose(world: World, start: int, count: int, row: int, draw: float) -> int:
+    if count == 1:
+        return world.memory[start]
+    policy = world.global_i[G_ROUTING]
+    if policy == ROUTE_WEIGHTED:
+        return _by_draw(world, start, count, row, draw)
+    if policy == ROUTE_ROUND_ROBIN:
+        return _in_turn(world, start, count)
+    return _least_loaded(world, start, count, policy != ROUTE_LEAST_LOADED, -1)
+
+
+def _by_draw(world: World, start: int, count: int, row: int, draw: float) -> int:
+    """The first instance whose cumulative share exceeds the draw."""
+    low = 0
+    high = count - 1
+    while low < high:
+        middle = (low + high) // 2
+        if world.shares[row + middle] > draw:
+            high = middle
+        else:
+            low = middle + 1
+    return world.memory[start + low]
+
+
+def _in_turn(world: World, start: int, count: int) -> int:
+    """Smooth weighted round robin: everyone earns its share, the richest pays for all."""
+    chosen = -1
+    total = 0.0
+    richest = -INFINITE_S
+    for k in range(count):
+        engine = world.memory[start + k]
+        share = world.engine_f[engine + E_SHARE]
+        total += share
+        world.engine_f[engine + E_CREDIT] += share
+        if world.engine_f[engine + E_CREDIT] > richest:
+            richest = world.engine_f[engine + E_CREDIT]
+            chosen = engine
+    world.engine_f[chosen + E_CREDIT] -= total
+    return chosen
+
+
+def _least_loaded(world: World, start: int, count: int, by_tokens: bool, request: int) -> int:
+    """Least load per share: requests, or prompt tokens, assigned and not done. With a request, only where it fits."""
+    chosen = -1
+    least = INFINITE_S
+    for k in range(count):
+        engine = world.memory[start + k]
+        share = world.engine_f[engine + E_SHARE]
+        if share <= 0.0 or (request >= 0 and not _fits(world, engine, request)):
+            continue
+        load = world.engine_i[engine + E_LOAD_TOKENS] if by_tokens else world.engine_i[engine + E_LOAD]
+        if load / share < least:
+            least = load / share
+            chosen = engine
+    return chosen
+
+
+def _fits(world: World, engine: int, request: int) -> bool:
+    """Whether an empty instance holds the request to its end."""
+    tokens = world.request_i[request + R_INPUT]
+    if world.engine_i[engine + E_ROLE] != PREFILL:
+        tokens += world.request_i[request + R_OUTPUT] - 1
+    return blocks_for(world, engine, tokens) <= world.engine_i[engine + E_KV_BLOCKS]
