@@ -113,7 +113,8 @@ def _globals(deployment: Deployment, requests: Requests, lists: dict[int, int]) 
         ints[field] = value
     ints[at.G_REQUESTS] = len(requests)
     ints[at.G_DECODE_EMITS_FIRST] = int(deployment.decode_emits_first_token)
-    ints[at.G_LAYERWISE] = int(deployment.layerwise_layers > 0)
+    transfers = deployment.indices("prefill") and deployment.indices("decode")
+    ints[at.G_LAYERWISE] = int(deployment.layerwise_layers > 0 and bool(transfers))
     ints[at.G_SPINE] = _link_handle(deployment.spine)
     floats[at.G_KV_BYTES_PER_TOKEN] = deployment.kv_bytes_per_token
     if deployment.indices("prefill"):

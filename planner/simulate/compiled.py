@@ -77,7 +77,7 @@ def compiled_run_events() -> Callable[[layout.World, float], None]:
         function = namespace[name]
         copy = types.FunctionType(function.__code__, namespace, name, function.__defaults__)
         copy.__module__ = function.__module__
-        namespace[name] = numba.njit(copy) if name != "run_events" else _cached(copy, cache_folder)
+        namespace[name] = numba.njit(_nrt=False)(copy) if name != "run_events" else _cached(copy, cache_folder)
     return namespace["run_events"]  # type: ignore[no-any-return]
 
 
@@ -85,11 +85,11 @@ def _cached(function: types.FunctionType, folder: Path | None) -> Any:
     import numba
 
     if folder is None:
-        return numba.njit(function)
+        return numba.njit(_nrt=False)(function)
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(folder)
     try:
-        return numba.njit(cache=True)(function)
+        return numba.njit(cache=True, _nrt=False)(function)
     finally:
         numba.config.CACHE_DIR = before
 
@@ -103,8 +103,8 @@ def _is_hot(value: object) -> bool:
 def _cache_folder() -> Path | None:
     """A writable folder for this version of the sources; None when there is none, then every process compiles."""
     digest = hashlib.sha256(f"{sys.version}{importlib.metadata.version('numba')}".encode())
-    for module in HOT_MODULES:
-        digest.update(Path(str(module.__file__)).read_bytes())
+    for path in (__file__, *(str(module.__file__) for module in HOT_MODULES)):
+        digest.update(Path(path).read_bytes())
     base = os.environ.get("XDG_CACHE_HOME")
     places = [Path(base)] if base else []
     places += [Path.home() / ".cache", Path(tempfile.gettempdir()) / f"cache-{os.getuid()}"]

@@ -111,7 +111,7 @@ def _role_problems(deployment: Deployment) -> list[Problem]:
 
 def _instance_problems(instance: InstanceSpec, deployment: Deployment) -> Sequence[Problem]:
     step = instance.step
-    wrong = []
+    wrong: list[tuple[str, object, str]] = []
     if instance.block_tokens < 1:
         wrong.append(("block_tokens", instance.block_tokens, "at least 1"))
     elif instance.kv_capacity_tokens < instance.block_tokens:
@@ -128,6 +128,7 @@ def _instance_problems(instance: InstanceSpec, deployment: Deployment) -> Sequen
     if instance.reserve_output_tokens < 0:
         wrong.append(("reserve_output_tokens", instance.reserve_output_tokens, "at least 0"))
     used = [*instance.egress, *instance.ingress, *([] if instance.local_link is None else [instance.local_link])]
-    if any(not 0 <= link < len(deployment.links) for link in used) or max(len(instance.egress), len(instance.ingress)) > 2:
+    too_many = max(len(instance.egress), len(instance.ingress)) > 2
+    if too_many or any(not 0 <= link < len(deployment.links) for link in used):
         wrong.append(("links", used, f"at most two each way, indices below {len(deployment.links)}"))
     return [Problem(f"{value} on instance '{instance.name}'", key=key, expected=text) for key, value, text in wrong]

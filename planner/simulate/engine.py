@@ -8,9 +8,11 @@ requests in order while slots, the token budget and KV blocks last. A prompt's b
 from __future__ import annotations
 
 from splitplan.planner.simulate.layout import (
+    E_BLOCK_TOKENS,
     E_BUDGET_TOKENS,
     E_HEAP,
     E_INCOMING_HEAD,
+    E_INDEX,
     E_JOINED_COUNT,
     E_KV_FREE,
     E_LATEST,
@@ -30,10 +32,8 @@ from splitplan.planner.simulate.layout import (
     E_STEP_PROMPTS,
     E_STEP_TOKENS,
     E_STEPS,
-    E_BLOCK_TOKENS,
     E_WAIT_HEAD,
     FIRST_ENGINE_SOURCE,
-    E_INDEX,
     G_DECODE_COUNT,
     G_DECODE_EMITS_FIRST,
     G_LAYERWISE,
@@ -108,6 +108,18 @@ def enqueue_incoming(world: World, engine: int, request: int, now_s: float) -> N
     push_back(world, engine, E_INCOMING_HEAD, request)
     if alone or world.engine_i[engine + E_RUN_STEPS] == 0:
         notify(world, engine, now_s, blocks_for(world, engine, delivered_tokens(world, request)))
+
+
+def arrive_with_kv(world: World, engine: int, request: int, now_s: float) -> None:
+    """A request that comes prefilled from outside (decode instances alone), maybe with its first token."""
+    if world.global_i[G_DECODE_EMITS_FIRST] == 0:
+        world.request_f[request + R_FIRST_S] = now_s
+        world.request_f[request + R_LAST_S] = now_s
+        world.request_i[request + R_GENERATED] = 1
+        if world.request_i[request + R_OUTPUT] == 1:
+            complete(world, engine, request, now_s)
+            return
+    enqueue_incoming(world, engine, request, now_s)
 
 
 def delivered_tokens(world: World, request: int) -> int:
@@ -287,8 +299,13 @@ def _admit_waiting(world: World, engine: int, now_s: float) -> None:
         if world.request_f[request + R_STARTED_S] < 0.0:
             world.request_f[request + R_STARTED_S] = now_s
         _add_chunk(world, engine, request)
-        if world.global_i[G_LAYERWISE] == 1 and engine_i[engine + E_ROLE] == PREFILL:
+        if world.global_i[G_LAYERWISE] == 1 and engine_i[engine + E_ROLE] == PREFILL and _decodes(world, request):
             _ask_decoder(world, request, now_s)
+
+
+def _decodes(world: World, request: int) -> bool:
+    """Whether a prefilled request has anything left to do."""
+    return world.global_i[G_DECODE_EMITS_FIRST] == 1 or world.request_i[request + R_OUTPUT] > 1
 
 
 def _add_chunk(world: World, engine: int, request: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from splitplan.planner.simulate.layout import (
-    ARRIVALS_BATCH,
     ARRIVALS_CLOSED,
     ARRIVALS_OPEN,
     E_LOAD,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splitplan.planner.simulate.engine import boundary, enqueue_incoming, enqueue_prompt, one_step
+from splitplan.planner.simulate.engine import arrive_with_kv, boundary, enqueue_prompt, one_step
 from splitplan.planner.simulate.layout import (
     DECODE,
     E_ROLE,
@@ -76,6 +76,6 @@ def _arrive(world: World, now_s: float) -> None:
     assign(world, engine, request)
     if world.engine_i[engine + E_ROLE] == DECODE:
         world.request_i[request + R_DECODER] = engine
-        enqueue_incoming(world, engine, request, now_s)
+        arrive_with_kv(world, engine, request, now_s)
     else:
         enqueue_prompt(world, engine, request, now_s)

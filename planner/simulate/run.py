@@ -16,7 +16,7 @@ from splitplan.planner.spec.workload import Requests
 
 Form = Literal["auto", "python", "numba"]
 
-# Requests from which the compiled form pays: when it is loaded, when it is cached on disk, and when it must be compiled.
+# Requests from which the compiled form pays: once it is loaded, when it is cached on disk, when it must be compiled.
 WORTH_CALLING = 200
 WORTH_LOADING = 4_000
 WORTH_COMPILING = 100_000

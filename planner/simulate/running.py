@@ -1,7 +1,7 @@
 """KV blocks and the set of decoding sequences of an engine. Part of the hot loop: runs as is and compiled.
 
-A decoding sequence holds c = E_STEPS + R_OFFSET tokens and ⌈c / block⌉ blocks. It takes a block in every step that starts
-with c ≡ 0 (mod block), so E_PHASES counts sequences by the step, modulo the block, in which they do.
+A decoding sequence holds c = E_STEPS + R_OFFSET tokens and ⌈c / block⌉ blocks. It takes a block in every step that
+starts with c ≡ 0 (mod block), so E_PHASES counts sequences by the step, modulo the block, in which they do.
 """
 
 from __future__ import annotations

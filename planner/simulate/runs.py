@@ -81,10 +81,8 @@ def start_run(world: World, engine: int, now_s: float) -> None:
 def _device_s(world: World, engine: int, batch: int, prompt_tokens: int) -> float:
     engine_i = world.engine_i
     engine_f = world.engine_f
-    if prompt_tokens > 0:
-        device_s = engine_f[engine + E_OVERHEAD_PREFILL_S]
-    else:
-        device_s = engine_f[engine + E_OVERHEAD_DECODE_S]
+    overhead = E_OVERHEAD_PREFILL_S if prompt_tokens > 0 else E_OVERHEAD_DECODE_S
+    device_s = engine_f[engine + overhead]
     device_s += world.tables[engine_i[engine + E_TOKEN_TABLE] + batch + prompt_tokens]
     device_s += world.tables[engine_i[engine + E_SEQUENCE_TABLE] + batch + engine_i[engine + E_STEP_PROMPTS]]
     device_s += engine_f[engine + E_STEP_ATTENTION_S]
@@ -174,7 +172,6 @@ def advance(world: World, engine: int, steps: int) -> None:
     if steps == 0:
         return
     engine_i = world.engine_i
-    engine_f = world.engine_f
     done = engine_i[engine + E_RUN_DONE]
     batch = engine_i[engine + E_RUNNING]
     engine_i[engine + E_RUN_DONE] = done + steps

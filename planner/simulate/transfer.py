@@ -76,7 +76,7 @@ def start_transfer(world: World, request: int, now_s: float) -> None:
 
 
 def resume_transfer(world: World, request: int, now_s: float) -> None:
-    """Layer-wise, and the bytes of all but the last layer were through before prefill ended: what is left is the tail."""
+    """Layer-wise, and the bytes were through before prefill ended: what is left is the last layer's share."""
     flow = world.global_i[G_FLOWS] * F_WIDTH
     world.global_i[G_FLOWS] += 1
     world.flow_i[flow + F_REQUEST] = request

@@ -1,0 +1,132 @@
+"""The simulator against itself, bit for bit: compiled against plain Python, jumps over runs against single steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from splitplan.planner.simulate import Deployment, InstanceSpec, Link, simulate
+from splitplan.planner.simulate.build import build_world
+from splitplan.planner.simulate.compiled import compiled_run_events, has_numba
+from splitplan.planner.simulate.layout import E_KV_BLOCKS, E_KV_FREE, E_WIDTH, INFINITE_S
+from splitplan.planner.simulate.loop import run_events
+from splitplan.planner.simulate.results import Run
+from splitplan.planner.spec.workload import Requests
+from tests.planner.simulate.cases import assert_nothing_lost, mixed_requests, realistic_step
+
+needs_numba = pytest.mark.skipif(
+    not has_numba() and os.environ.get("SPLITPLAN_TEST_REQUIRE") != "all", reason="numba is not installed (extra fast)"
+)
+ROUTINGS = ("weighted", "round_robin", "least_loaded", "least_tokens")
+
+
+@st.composite
+def instances(draw: st.DrawFn, role: str, index: int) -> InstanceSpec:
+    block = draw(st.sampled_from([1, 4, 16, 64]))
+    slots = draw(st.integers(1, 24))
+    return InstanceSpec(
+        name=f"{role}{index}",
+        role=role,  # type: ignore[arg-type]
+        step=realistic_step(draw(st.integers(0, 5))),
+        kv_capacity_tokens=draw(st.sampled_from([600, 2000, 5000, 100_000])),
+        block_tokens=block,
+        max_num_seqs=slots,
+        max_num_batched_tokens=draw(st.sampled_from([32, 128, 512, 2048])),
+        share=draw(st.sampled_from([0.5, 1.0, 2.0])),
+        watermark=draw(st.sampled_from([0.0, 0.05])),
+        reserve_output_tokens=draw(st.sampled_from([0, 64])),
+        node=f"n{draw(st.integers(0, 2))}",
+        rack=f"r{draw(st.integers(0, 1))}",
+        local_link=0,
+        egress=(1 + index % 2, 3),
+        ingress=(4, 5),
+    )
+
+
+@st.composite
+def deployments(draw: st.DrawFn) -> Deployment:
+    roles = draw(st.sampled_from(["c", "cc", "p", "dd", "pd", "ppd", "pdd", "ppdd", "pdc"]))
+    names = {"p": "prefill", "d": "decode", "c": "colocated"}
+    specs = tuple(draw(instances(names[letter], k)) for k, letter in enumerate(roles))
+    bandwidth = draw(st.sampled_from([1e8, 1e9, 1e11]))
+    return Deployment(
+        specs,
+        tuple(Link(f"l{k}", bandwidth * (1 + k % 3)) for k in range(7)),
+        kv_bytes_per_token=draw(st.sampled_from([0.0, 1e5])),
+        transfer_latency_s=draw(st.sampled_from([0.0, 0.003])),
+        descriptor_s=1e-6,
+        descriptors_per_block=draw(st.sampled_from([0.0, 4.0])),
+        layerwise_layers=draw(st.sampled_from([0, 32])),
+        spine=6,
+        decode_emits_first_token=draw(st.booleans()),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Deployment, Requests, dict[str, Any]]:
+    count = draw(st.integers(1, 60))
+    requests = mixed_requests(count, draw(st.sampled_from([1.0, 20.0, 500.0])), draw(st.integers(0, 1000)))
+    options: dict[str, Any] = {
+        "seed": draw(st.integers(0, 100)),
+        "arrivals": draw(st.sampled_from(["open", "open", "burst", "closed", "batch"])),
+        "concurrency": draw(st.integers(1, 12)),
+        "think_s": draw(st.sampled_from([0.0, 0.05])),
+        "routing": draw(st.sampled_from(ROUTINGS)),
+    }
+    return draw(deployments()), requests, options
+
+
+def assert_same(left: Run, right: Run) -> None:
+    """Every field, bit for bit."""
+    for field in dataclasses.fields(Run):
+        a, b = getattr(left, field.name), getattr(right, field.name)
+        if isinstance(a, np.ndarray):
+            assert a.tobytes() == b.tobytes(), field.name
+        elif field.name != "num_events":
+            assert a == b, field.name
+
+
+@needs_numba
+@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(cases())
+def test_compiled_and_plain_give_the_same_bits(case: tuple[Deployment, Requests, dict[str, Any]]) -> None:
+    deployment, requests, options = case
+    plain = simulate(deployment, requests, form="python", **options)
+    compiled = simulate(deployment, requests, form="numba", **options)
+    assert_same(plain.runs[0], compiled.runs[0])
+    assert plain.runs[0].num_events == compiled.runs[0].num_events
+    assert_nothing_lost(plain, requests)
+
+
+def _world_after(case: tuple[Deployment, Requests, dict[str, Any]], stepping: bool) -> Any:
+    deployment, requests, options = case
+    compiled = has_numba()
+    world = build_world(deployment, requests, stepping=stepping, as_lists=not compiled, **options)
+    (compiled_run_events() if compiled else run_events)(world, INFINITE_S)
+    return world
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(cases())
+def test_jumping_over_runs_is_stepping_through_them(case: tuple[Deployment, Requests, dict[str, Any]]) -> None:
+    jumped, stepped = _world_after(case, False), _world_after(case, True)
+    for name in ("request_i", "request_f", "gap_counts", "engine_i", "memory"):
+        assert np.asarray(getattr(jumped, name)).tobytes() == np.asarray(getattr(stepped, name)).tobytes(), name
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(cases())
+def test_every_block_comes_back(case: tuple[Deployment, Requests, dict[str, Any]]) -> None:
+    """When all requests are done, every engine has all its KV blocks again, and nothing is left in flight."""
+    world = _world_after(case, False)
+    for engine in range(0, len(world.engine_i), E_WIDTH):
+        assert world.engine_i[engine + E_KV_FREE] == world.engine_i[engine + E_KV_BLOCKS]
+    results = simulate(case[0], case[1], **case[2])
+    assert results.runs[0].num_in_flight == 0
+    assert_nothing_lost(results, case[1])
