@@ -38,15 +38,19 @@ def show(fleet: Source, price_kind: PriceKind = "on_demand", json: output.JsonFl
 
 @app.command(epilog="Example: planner fleet check fleet.yaml")
 def check(fleet: Source, price_kind: PriceKind = "on_demand", json: output.JsonFlag = False) -> None:
-    """Check a Fleet file: every problem with its line, and every assumption made."""
+    """Check a Fleet file: every problem with its line, every assumption, and what will hold plans back."""
+    from splitplan.planner.fleet_findings import fleet_findings
     from splitplan.planner.spec.fleet import load_fleet
 
     loaded = load_fleet(fleet, price_kind=price_kind)
+    findings = fleet_findings(loaded)
     if json:
-        output.print_json("fleet-check", _totals(loaded))
+        output.print_json("fleet-check", {**_totals(loaded), "findings": findings})
         return
     gpus = ", ".join(f"{count} {gpu}" for gpu, count in loaded.num_gpus.items())
     typer.echo(f"{loaded.name}: {gpus} in {len(loaded.nodes)} nodes and {len(loaded.racks)} racks; no problems")
+    for finding in findings:
+        typer.echo(f"- {finding}")
     _print_notes(loaded)
 
 
