@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +83,21 @@ def parse_document(text: str, path: str, what: str = "file", *, finite: bool = T
 
 
 _KINDS = {type(None): "nothing", str: "text", list: "a list", bool: "a truth value"}
+
+
+def write_text(path: str | Path, text: str, what: str = "file") -> None:
+    """Write a text file whole or not at all: readers see the old text or the new one. Raises DocumentError."""
+    target, staging = Path(path), ""
+    try:
+        handle, staging = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.chmod(staging, 0o644)
+        os.replace(staging, target)
+    except OSError as error:
+        if staging:
+            Path(staging).unlink(missing_ok=True)
+        raise DocumentError(Problem(f"cannot write {what}: {error.strerror or error}", str(target))) from None
 
 
 def validate(document: Document, schema: type[ModelT]) -> ModelT:

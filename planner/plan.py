@@ -10,9 +10,10 @@ import json
 from pathlib import Path
 from typing import Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from splitplan.catalogs.documents import read_document, validate
+from splitplan.catalogs.documents import read_document, validate, write_text
 
 PLAN_VERSION = 1
 MAX_PLAN_BYTES = 64 * 2**20
@@ -140,7 +141,7 @@ class Proof(_Frozen):
 class Alternative(_Frozen):
     """A plan that lost, at its own best."""
 
-    label: str  # "best of one type: H100", "best colocated: H100"
+    label: str  # "only h100-sxm", "best colocated"
     pools: tuple[Pool, ...] = ()
     num_gpus: int = 0
     usd_per_hour: float = 0.0
@@ -185,6 +186,7 @@ class Plan(_Frozen):
     verification: Verification | None = None
     alternatives: tuple[Alternative, ...] = ()
     rejected_columns: dict[str, int] = {}
+    corrections: dict[str, float] = {}  # factor on the work of a column, learned from simulations
     limits: tuple[str, ...] = ()
     basis: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -193,6 +195,12 @@ class Plan(_Frozen):
 def load_plan(path: str | Path) -> Plan:
     """Read and check a plan file (YAML or JSON); raises DocumentError with every problem and its line."""
     return validate(read_document(path, "plan", max_bytes=MAX_PLAN_BYTES), Plan)
+
+
+def save_plan(plan: Plan, path: str | Path) -> None:
+    """Write a plan as YAML, whole or not at all; the same plan gives the same bytes. Raises InputError."""
+    text = yaml.safe_dump(plan.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+    write_text(path, text, "plan")
 
 
 def plan_hash(plan: Plan) -> str:

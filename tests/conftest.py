@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,3 +18,26 @@ SHARED = next(
 needs_shared = pytest.mark.skipif(
     not SHARED.is_dir(), reason="needs the reference data in shared/, which is not part of the project"
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Under SPLITPLAN_TEST_REQUIRE=all a skip is a failure: everything installable is installed there.
+
+    What only the reference data could answer is exempt, since nobody can install it.
+    """
+    report = yield
+    if os.environ.get("SPLITPLAN_TEST_REQUIRE") == "all" and report.skipped and not hasattr(report, "wasxfail"):
+        reason = str(report.longrepr[-1]) if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if "reference data" not in reason:
+            report.outcome = "failed"
+            report.longrepr = f"skipped although SPLITPLAN_TEST_REQUIRE=all: {reason}"
+    return report
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Generator[None, None, None]:
+    """Tests keep their caches to themselves, and share them among each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPLITPLAN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield

@@ -12,7 +12,19 @@ from typing import Annotated
 import typer
 
 from splitplan.catalogs.errors import SplitplanError
-from splitplan.planner.cli import bench, catalog, destroy, fleet, launch, logs, profile, status, workload
+from splitplan.planner.cli import (
+    bench,
+    catalog,
+    destroy,
+    fleet,
+    launch,
+    logs,
+    profile,
+    simulate,
+    solve,
+    status,
+    workload,
+)
 
 PROBLEM_LIMIT = 20
 
@@ -44,15 +56,19 @@ def planner(
     """Plans where an LLM runs on a mixed GPU fleet: profile, solve, verify, launch."""
 
 
-app.command("bench")(bench.bench)
-app.command("destroy")(destroy.destroy)
-app.command("launch")(launch.launch)
-app.command("logs")(logs.logs)
-app.command("status")(status.status)
-app.add_typer(catalog.app, name="catalog")
-app.add_typer(fleet.app, name="fleet")
-app.add_typer(profile.app, name="profile")
-app.add_typer(workload.app, name="workload")
+PLAN, CLUSTER, FACTS = "Plan", "Cluster", "Facts"  # panels of `planner --help`, in the order a user meets them
+
+app.command("solve", rich_help_panel=PLAN)(solve.solve)
+app.command("simulate", rich_help_panel=PLAN)(simulate.simulate)
+app.command("launch", rich_help_panel=CLUSTER)(launch.launch)
+app.command("status", rich_help_panel=CLUSTER)(status.status)
+app.command("logs", rich_help_panel=CLUSTER)(logs.logs)
+app.command("bench", rich_help_panel=CLUSTER)(bench.bench)
+app.command("destroy", rich_help_panel=CLUSTER)(destroy.destroy)
+app.add_typer(profile.app, name="profile", rich_help_panel=FACTS)
+app.add_typer(workload.app, name="workload", rich_help_panel=FACTS)
+app.add_typer(fleet.app, name="fleet", rich_help_panel=FACTS)
+app.add_typer(catalog.app, name="catalog", rich_help_panel=FACTS)
 
 
 def run() -> None:

@@ -1,0 +1,67 @@
+"""`planner solve`: find, verify and print a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from splitplan.planner.cli.output import JsonFlag, note, print_json, stdout_console
+
+
+def solve(
+    model: Annotated[str, typer.Option(help="Catalog name, or a Hugging Face config.json.")],
+    fleet: Annotated[str, typer.Option(help="Fleet file, or the name of a shipped one.")],
+    workload: Annotated[str, typer.Option(help="Workload or trace file, shipped name, or fixed:1024/200.")],
+    slo: Annotated[str, typer.Option(help="For instance ttft=800ms@p99,tpot=50ms@p99.")],
+    rate: Annotated[float | None, typer.Option(help="Requests per second; default: the workload's own.")] = None,
+    mode: Annotated[
+        Literal["auto", "disagg", "colocated"], typer.Option(help="Which kinds of serving may be chosen.")
+    ] = "auto",
+    engine: Annotated[str, typer.Option(help="Engine, for instance vllm or vllm@0.32.0.")] = "vllm",
+    connector: Annotated[str, typer.Option(help="KV connector; default: the engine's first.")] = "",
+    weight_dtype: Annotated[str, typer.Option(help="Default: as the model is published.")] = "",
+    kv_dtype: Annotated[str, typer.Option(help="bf16 or fp8; default bf16.")] = "",
+    memory_fraction: Annotated[
+        float, typer.Option(min=0, max=1, help="Of total GPU memory; 0: the engine's default.")
+    ] = 0.0,
+    price: Annotated[
+        Literal["on_demand", "reserved", "spot"], typer.Option(help="Which price of the fleet to plan with.")
+    ] = "on_demand",
+    profile: Annotated[list[str] | None, typer.Option(help="Profile file for one GPU type; repeatable.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every sample.")] = 0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to this YAML file.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Find the cheapest plan that meets the targets, and verify it by simulation.
+
+    Example: planner solve --model llama-3.1-70b --fleet four-racks --workload azure-conv --rate 24
+    --slo ttft=1s@p99,tpot=60ms@p99 -o plan.yaml
+    """
+    from splitplan.planner.columns.options import ColumnOptions
+    from splitplan.planner.inputs import Question
+    from splitplan.planner.plan import save_plan
+    from splitplan.planner.report import print_plan
+    from splitplan.planner.solve import answer
+
+    question = Question(
+        model=model,
+        fleet=fleet,
+        workload=workload,
+        slo=slo,
+        rate_req_per_s=rate,
+        mode=mode,
+        price_kind=price,
+        options=ColumnOptions(engine, connector, weight_dtype, kv_dtype, memory_fraction),
+        profiles=tuple(profile or ()),
+        seed=seed,
+    )
+    found = answer(question, progress=note)
+    if output is not None:
+        save_plan(found.plan, output)
+        note(f"plan written to {output}")
+    if json:
+        print_json("Plan", found.plan.model_dump(mode="json"))
+    else:
+        print_plan(stdout_console(), found.plan, found.inputs, saved_as=str(output or "plan.yaml"))

@@ -1,0 +1,270 @@
+"""From a fleet, a model and a request mix to the columns of the program.
+
+Every (role, GPU type, parallelism, dtype, batch, chunk) is tried; what falls is counted with its reason; of batches and
+chunks the best per shape stays. The program itself drops what other columns dominate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitplan.catalogs.engine_rules import (
+    common_attention_backend,
+    default_attention_backend,
+    effective_block_tokens,
+)
+from splitplan.catalogs.engines import Engine
+from splitplan.catalogs.models import Model
+from splitplan.planner.columns.capacity import Capacity, Limits, colocated_capacity, decode_capacity, prefill_capacity
+from splitplan.planner.columns.column import ROLES, Column, Reach, Role
+from splitplan.planner.columns.hosts import HostKind
+from splitplan.planner.columns.mix import RequestMix
+from splitplan.planner.columns.options import (
+    BATCH_LADDER,
+    COLOCATED_CHUNK_LADDER,
+    DECODE_MIN_CHUNK,
+    DEFAULT_KV_DTYPE,
+    PREFILL_CHUNK_LADDER,
+    PREFILL_MAX_SEQS,
+    ColumnOptions,
+)
+from splitplan.planner.columns.service import decode_step_s
+from splitplan.planner.columns.shapes import Rejections, Shape, rule_problem, shape_memory, shapes
+from splitplan.planner.latency.step import StepModel
+from splitplan.planner.latency.transfer import kv_transfer
+
+FloatArray = NDArray[np.float64]
+StepModels = Callable[[Shape], StepModel]
+"""Step model of a shape with tables large enough for every ladder."""
+
+BUSY_POWER_SHARE = 0.85
+"""Of TDP, of a GPU that serves at its planned load: assumed (serving is rarely at the limit; prefill comes close)."""
+
+REACH_GAIN = 1.03
+"""A nearer reach is a column of its own only if it sustains at least this much more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What columns are asked to serve."""
+
+    mix: RequestMix
+    rate_req_per_s: float
+    arrival_scv: float
+
+
+@dataclass(slots=True)
+class ColumnSet:
+    """The columns that stand, and what fell why."""
+
+    columns: list[Column]
+    rejections: Rejections = field(default_factory=Rejections)
+    considered: int = 0
+
+
+def build_columns(
+    model: Model,
+    engine: Engine,
+    hosts: Sequence[HostKind],
+    demand: Demand,
+    options: ColumnOptions,
+    step_models: StepModels,
+) -> ColumnSet:
+    """All columns for the fleet's GPU types. Deterministic order: role, GPU type, size."""
+    result = ColumnSet([])
+    gpus = [host.gpu for host in hosts]
+    backend = common_attention_backend(engine, gpus, model, options.kv_dtype or DEFAULT_KV_DTYPE) or ""
+    for role in ROLES:
+        for host in hosts:
+            for shape in _shapes_of(model, engine, host, options, backend if role != "colocated" else ""):
+                result.columns += _columns_of_shape(role, shape, model, engine, demand, options, step_models, result)
+    return result
+
+
+def _shapes_of(model: Model, engine: Engine, host: HostKind, options: ColumnOptions, backend: str) -> list[Shape]:
+    kv_dtype = options.kv_dtype or DEFAULT_KV_DTYPE
+    return shapes(
+        model,
+        host,
+        weight_dtype=options.weight_dtype or model.weight_dtype,
+        kv_dtype=kv_dtype,
+        backend=backend or default_attention_backend(engine, host.gpu, model, kv_dtype),
+        max_pp=options.max_pipeline_parallel,
+    )
+
+
+def _columns_of_shape(
+    role: Role,
+    shape: Shape,
+    model: Model,
+    engine: Engine,
+    demand: Demand,
+    options: ColumnOptions,
+    step_models: StepModels,
+    result: ColumnSet,
+) -> list[Column]:
+    """The best of each batch and chunk of one shape, one column per reach that pays."""
+    problem = rule_problem(shape, role, model, engine, options.connector)
+    best: dict[Reach, Column] = {}
+    for max_num_seqs, chunk in _ladder(role):
+        name = f"{role} {shape.label}"
+        result.considered += 1
+        if problem:
+            result.rejections.add("engine rules", name, problem)
+            continue
+        limits, reason = _limits(shape, model, engine, demand.mix, options, max_num_seqs, chunk)
+        if reason:
+            result.rejections.add(reason, name)
+            continue
+        step = step_models(shape)
+        for reach, capacity in _capacities(role, shape, model, engine, step, limits, demand):
+            if capacity.req_per_s <= 0:
+                result.rejections.add(capacity.reason, name)
+                continue
+            column = _column(role, shape, engine, step, limits, capacity, demand.mix, options, reach)
+            rival = best.get(reach)
+            if rival is None or _better(column, rival):
+                best[reach] = column
+                if rival is not None:
+                    result.rejections.add("another batch is better", name)
+            else:
+                result.rejections.add("another batch is better", name)
+    return _reaches_that_pay(best)
+
+
+def _ladder(role: Role) -> Iterator[tuple[int, int]]:
+    """(max_num_seqs, max_num_batched_tokens) to try."""
+    if role == "prefill":
+        yield from ((PREFILL_MAX_SEQS, chunk) for chunk in PREFILL_CHUNK_LADDER)
+    elif role == "decode":
+        yield from ((batch, max(DECODE_MIN_CHUNK, batch)) for batch in BATCH_LADDER)
+    else:
+        yield from ((256, chunk) for chunk in COLOCATED_CHUNK_LADDER)
+
+
+def _limits(
+    shape: Shape, model: Model, engine: Engine, mix: RequestMix, options: ColumnOptions, max_num_seqs: int, chunk: int
+) -> tuple[Limits, str]:
+    """What an instance may hold, and why it cannot run ("" if it can)."""
+    memory = shape_memory(
+        shape,
+        model,
+        engine,
+        max_num_seqs=max_num_seqs,
+        chunk=chunk,
+        fraction=options.memory_fraction or engine.memory_fraction,
+        max_model_len=mix.max_model_len,
+    )
+    limits = Limits(max_num_seqs, chunk, memory.kv_capacity_tokens)
+    if memory.kv_bytes <= 0:
+        return limits, "weights do not fit"
+    if not memory.fits:
+        return limits, "KV does not fit"
+    return limits, ""
+
+
+def _capacities(
+    role: Role, shape: Shape, model: Model, engine: Engine, step: StepModel, limits: Limits, demand: Demand
+) -> Iterator[tuple[Reach, Capacity]]:
+    mix, rate, scv = demand.mix, demand.rate_req_per_s, demand.arrival_scv
+    if role == "decode":
+        yield "fleet", decode_capacity(step, limits, mix, rate, scv)
+    elif role == "colocated":
+        yield "fleet", colocated_capacity(step, limits, mix, rate, scv)
+    else:
+        first_token_s = _first_decode_s(step, mix) if engine.decode_emits_first_token else 0.0
+        for reach, bytes_per_s in _reach_rates(shape):
+            after_s = first_token_s + _transfer_s(shape, model, engine, mix, bytes_per_s, reach)
+            yield reach, prefill_capacity(step, limits, mix, rate, after_s)
+
+
+def _first_decode_s(step: StepModel, mix: RequestMix) -> float:
+    """Half a decode step of waiting for the one under way, and one that emits; judged on this GPU's own decode step."""
+    own_s = decode_step_s(step, 32.0, mix.context_tokens)
+    return 1.5 * min(own_s, float(mix.tpot_limit_s.min()))
+
+
+def _reach_rates(shape: Shape) -> Iterator[tuple[Reach, float]]:
+    """Bandwidth one request's KV may count on, by how far it goes; without a NIC it stays in the node."""
+    host, num_gpus = shape.host, shape.tensor_parallel * shape.pipeline_parallel
+    nic = host.instance_nic_bytes_per_s(num_gpus)
+    if nic > 0:
+        yield "fleet", min(nic, host.rack_exit_bytes_per_s)
+        if nic > host.rack_exit_bytes_per_s:
+            yield "rack", nic
+    yield "node", host.gpu_link.achievable_bytes_per_s * shape.tensor_parallel
+
+
+def _transfer_s(
+    shape: Shape, model: Model, engine: Engine, mix: RequestMix, bytes_per_s: float, reach: Reach
+) -> FloatArray:
+    """Seconds each request's KV takes alone on the way, [n]; linear in its tokens, so one transfer gives the slope."""
+    link = shape.host.gpu_link if reach == "node" or shape.host.nic_link is None else shape.host.nic_link
+    tp = shape.tensor_parallel
+    tokens = max(int(mix.new_tokens.mean()), 1)
+    transfer = kv_transfer(model, shape.kv_dtype, tokens, prefill_tp=tp, decode_tp=tp, block_tokens=engine.block_tokens)
+    body_s = transfer.seconds(bytes_per_s, latency_s=0.0, per_descriptor_s=link.per_descriptor_s)
+    return np.asarray(link.latency_s + body_s * mix.new_tokens / tokens, dtype=np.float64)
+
+
+def _column(
+    role: Role,
+    shape: Shape,
+    engine: Engine,
+    step: StepModel,
+    limits: Limits,
+    capacity: Capacity,
+    mix: RequestMix,
+    options: ColumnOptions,
+    reach: Reach,
+) -> Column:
+    gpu = shape.host.gpu
+    num_gpus = shape.tensor_parallel * shape.pipeline_parallel
+    near = "" if reach == "fleet" else f", KV within the {reach}"
+    return Column(
+        name=f"{role} {shape.label}{near}",
+        role=role,
+        gpu=gpu.name,
+        tensor_parallel=shape.tensor_parallel,
+        pipeline_parallel=shape.pipeline_parallel,
+        expert_parallel=shape.expert_parallel,
+        weight_dtype=shape.weight_dtype,
+        kv_dtype=shape.kv_dtype,
+        block_tokens=effective_block_tokens(engine, shape.attention_backend, engine.block_tokens),
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=mix.max_model_len,
+        memory_fraction=options.memory_fraction or engine.memory_fraction,
+        kv_capacity_tokens=limits.kv_capacity_tokens,
+        work_s_per_request=capacity.work_s_per_request,
+        watts=num_gpus * gpu.tdp_watts * BUSY_POWER_SHARE,
+        step=step,
+        attention_backend=shape.attention_backend,
+        transfer_reach=reach,
+        gpu_link=shape.host.gpu_link.name,
+    )
+
+
+def _better(column: Column, rival: Column) -> bool:
+    """More rate for its worst class; at equal rate the smaller batch, which keeps TPOT lower."""
+    mine, theirs = float(column.work_s_per_request.max()), float(rival.work_s_per_request.max())
+    if abs(mine - theirs) > 1e-3 * theirs:
+        return mine < theirs
+    return (column.max_num_seqs, column.max_num_batched_tokens) < (rival.max_num_seqs, rival.max_num_batched_tokens)
+
+
+def _reaches_that_pay(best: dict[Reach, Column]) -> list[Column]:
+    """Keep a nearer reach only where it sustains clearly more than the farther ones."""
+    kept: list[Column] = []
+    for reach in ("fleet", "rack", "node"):
+        column = best.get(reach)
+        if column is None:
+            continue
+        least = min((float(other.work_s_per_request.max()) for other in kept), default=np.inf)
+        if float(column.work_s_per_request.max()) * REACH_GAIN <= least:
+            kept.append(column)
+    return kept

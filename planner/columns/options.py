@@ -1,0 +1,28 @@
+"""The choices a solve may make, and the ladders it tries them on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PREFILL_CHUNK_LADDER = (2048, 4096, 8192, 16384)
+COLOCATED_CHUNK_LADDER = (512, 1024, 2048, 4096, 8192)
+BATCH_LADDER = (8, 16, 32, 64, 128, 256, 512)
+DEFAULT_KV_DTYPE = "bf16"
+PREFILL_MAX_SEQS = 64
+DECODE_MIN_CHUNK = 2048
+"""A decode instance still prefills what it recomputes after a preemption."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnOptions:
+    """What columns to consider."""
+
+    engine: str = "vllm"
+    connector: str = ""  # "": the engine's first
+    weight_dtype: str = ""  # "": as the model is published
+    kv_dtype: str = ""  # "": 16 bit
+    memory_fraction: float = 0.0  # 0: the engine's default
+    max_pipeline_parallel: int = 4
+    capacity_quantile: float = (
+        0.0  # 0: plan on the expected step times; 0.9: on times slower than nine in ten predictions
+    )

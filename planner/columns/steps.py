@@ -1,0 +1,58 @@
+"""Step models by shape: one per (GPU type, link, parallelism, dtype), with tables that cover every ladder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from splitplan.catalogs.engines import Engine
+from splitplan.catalogs.models import Model
+from splitplan.planner.columns.options import BATCH_LADDER, COLOCATED_CHUNK_LADDER, PREFILL_CHUNK_LADDER
+from splitplan.planner.columns.shapes import Shape
+from splitplan.planner.latency.build import step_model
+from splitplan.planner.latency.step import StepModel
+from splitplan.profiler.profile import Profile
+from splitplan.profiler.query import OpTimes
+
+MOST_TOKENS = max(*PREFILL_CHUNK_LADDER, *COLOCATED_CHUNK_LADDER)
+MOST_SEQS = max(BATCH_LADDER)
+
+
+class StepLibrary:
+    """Builds each step model once."""
+
+    def __init__(self, model: Model, engine: Engine, profiles: Mapping[str, Profile | None]) -> None:
+        self._model = model
+        self._engine = engine
+        self._profiles = profiles
+        self._ops: dict[str, OpTimes] = {}
+        self._steps: dict[tuple[str, str, int, int, int, str, str], StepModel] = {}
+
+    def __call__(self, shape: Shape) -> StepModel:
+        """The step model of a shape."""
+        gpu = shape.host.gpu
+        key = (
+            gpu.name,
+            shape.host.gpu_link.name,
+            shape.tensor_parallel,
+            shape.pipeline_parallel,
+            shape.expert_parallel,
+            shape.weight_dtype,
+            shape.kv_dtype,
+        )
+        if key not in self._steps:
+            if gpu.name not in self._ops:
+                self._ops[gpu.name] = OpTimes(self._profiles.get(gpu.name), gpu)
+            self._steps[key] = step_model(
+                self._model,
+                self._ops[gpu.name],
+                self._engine,
+                shape.host.gpu_link,
+                tp=shape.tensor_parallel,
+                pp=shape.pipeline_parallel,
+                ep=shape.expert_parallel,
+                weight_dtype=shape.weight_dtype,
+                kv_dtype=shape.kv_dtype,
+                max_num_seqs=MOST_SEQS,
+                max_num_batched_tokens=MOST_TOKENS,
+            )
+        return self._steps[key]

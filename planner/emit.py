@@ -1,0 +1,153 @@
+"""From what was found to the Plan document: pools, proof, alternatives, limits, and where the numbers come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from splitplan.planner.candidates import Candidate
+from splitplan.planner.plan import Alternative, Host, Plan, Proof
+from splitplan.planner.program.types import Infeasible, ProgramOptions, ProgramSolution
+from splitplan.planner.repair import Outcome, Workshop
+from splitplan.profiler.profile import Basis
+
+if TYPE_CHECKING:
+    from splitplan.planner.solve import Study
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One competitor: its label, what it was allowed, what came of it."""
+
+    label: str
+    options: ProgramOptions
+    outcome: Outcome
+
+
+def emit_plan(study: Study, shop: Workshop, chosen: Outcome, variants: Sequence[Variant]) -> Plan:
+    """The plan document of the chosen outcome."""
+    found = chosen.found
+    assert found is not None, "only an outcome that passed is emitted"
+    inputs, solution = study.inputs, found.solution
+    kv_dtype = found.pools[0].kv_dtype
+    return Plan(
+        inputs=inputs.recorded(),
+        engine=inputs.engine.name,
+        engine_version=inputs.engine.version,
+        connector=inputs.connector if any(pool.role == "decode" for pool in found.pools) else "",
+        pools=found.pools,
+        routes=found.routes,
+        colocated_share=round(found.colocated_share, 9) if 0 < found.colocated_share < 1 else None,
+        kv_bytes_per_token=inputs.model.kv_bytes_per_token(kv_dtype),
+        hosts=_hosts(study, found),
+        num_gpus=solution.num_gpus,
+        usd_per_hour=round(solution.usd_per_hour, 6),
+        watts=round(solution.watts, 3),
+        proof=_proof(shop, variants[-1].options, solution),
+        verification=chosen.verdict,
+        alternatives=tuple(_alternatives(chosen, variants)),
+        rejected_columns=dict(sorted(study.columns.rejections.counts.items())),
+        corrections={name: round(factor, 9) for name, factor in sorted(shop.corrections.factor.items())},
+        limits=tuple(item.constraint for item in solution.binding),
+        basis=tuple(_basis(study, found)),
+        notes=tuple(dict.fromkeys([*inputs.slo.notes, *inputs.fleet.notes, *inputs.workload.notes, *solution.notes])),
+    )
+
+
+def _hosts(study: Study, found: Candidate) -> tuple[Host, ...]:
+    used = {slot.node for pool in found.pools for instance in pool.instances for slot in instance.gpus}
+    return tuple(
+        Host(name=node.name, rack=node.rack, num_gpus=node.num_gpus, labels=dict(node.labels))
+        for node in study.inputs.fleet.nodes
+        if node.name in used
+    )
+
+
+def _proof(shop: Workshop, options: ProgramOptions, solution: ProgramSolution) -> Proof:
+    """The bound of the open program under all corrections learned, against the plan that was chosen."""
+    last = shop.solve(options, shop.corrections)
+    bound = solution.bound if isinstance(last, Infeasible) else min(last.bound, solution.value)
+    gap = 100 * (solution.value - bound) / max(abs(solution.value), 1e-12)
+    return Proof(
+        status="optimal" if gap <= 1e-4 else "feasible",
+        objective=solution.objective,
+        value=round(solution.value, 6),
+        bound=round(bound, 6),
+        gap_percent=round(max(gap, 0.0), 4),
+        solver=solution.solver,
+        constraints_checked=solution.constraints_checked,
+    )
+
+
+def _alternatives(chosen: Outcome, variants: Sequence[Variant]) -> list[Alternative]:
+    """The variants that lost, each plan once, cheapest first; those without a plan last."""
+    rows: list[Alternative] = []
+    labels: dict[object, list[str]] = {}
+    plans: dict[object, Outcome] = {}
+    for variant in variants:
+        if variant.label and variant.outcome.found is not None:
+            key = variant.outcome.found.counts
+            labels.setdefault(key, []).append(variant.label)
+            plans.setdefault(key, variant.outcome)
+        elif variant.label:
+            rows.append(Alternative(label=variant.label, reason=_reason(variant.outcome)))
+    own = chosen.found.counts if chosen.found else None
+    for counts, outcome in plans.items():
+        label = ", ".join(labels[counts])
+        if counts == own:
+            rows.append(Alternative(label=label, reason="the chosen plan"))
+        elif outcome.found is not None:
+            rows.append(_alternative(label, outcome, outcome.found))
+    return sorted(rows, key=lambda row: (not row.pools, row.usd_per_hour))
+
+
+def _alternative(label: str, outcome: Outcome, found: Candidate) -> Alternative:
+    return Alternative(
+        label=label,
+        pools=found.pools,
+        num_gpus=found.solution.num_gpus,
+        usd_per_hour=round(found.solution.usd_per_hour, 6),
+        verification=outcome.verdict,
+        reason="" if outcome.passed else _reason(outcome),
+    )
+
+
+def _reason(outcome: Outcome) -> str:
+    if outcome.reasons:
+        return outcome.reasons[0]
+    if outcome.verdict is not None and outcome.verdict.misses:
+        return "; ".join(outcome.verdict.misses)
+    return "nothing fits"
+
+
+def _basis(study: Study, found: Candidate) -> list[str]:
+    """Where the numbers come from, one line per GPU type used, and what was not measured at all."""
+    lines = []
+    columns = {column.name: column for column in study.columns.columns}
+    used = list(dict.fromkeys(pool.gpu for pool in found.pools))
+    for gpu in used:
+        profile = study.inputs.profiles.get(gpu)
+        shares = [columns[name].step.basis_shares for name in found.assignment.instances if columns[name].gpu == gpu]
+        if profile is None:
+            lines.append(f"{gpu}: nothing measured, roofline on datasheet facts (assumed)")
+            continue
+        words = ", ".join(
+            f"{max(share[basis] for share in shares):.0%} {basis.name.lower()}"
+            for basis in Basis
+            if max(share[basis] for share in shares) >= 0.005
+        )
+        lines.append(f"{gpu}: op tables of {profile.engine} {profile.engine_version}; of a typical step {words}")
+    if any(pool.role == "decode" for pool in found.pools):
+        lines.append("KV transfer: link model on catalog figures, not measured on this fleet")
+    lines.append("router: assumed to send each request to the least loaded instance")
+    lines.append("prices per GPU-hour: " + ", ".join(_price_text(study, gpu) for gpu in used))
+    return lines
+
+
+def _price_text(study: Study, gpu: str) -> str:
+    """`h100-sxm $3.99 (RunPod secure, 2026-11-09)`; addresses of sources stay in the catalog."""
+    fleet = study.inputs.fleet
+    source = " ".join(re.sub(r"\s*\[[^\]]*\]", "", fleet.price_sources.get(gpu, "assumed")).split())
+    return f"{gpu} ${fleet.usd_per_gpu_hour[gpu]:g} ({source})"

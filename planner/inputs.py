@@ -1,0 +1,213 @@
+"""Everything a solve starts from, loaded and checked: model, fleet, workload, targets, engine, profiles.
+
+Names and paths come in, frozen values and their hashes go out. Nothing after this module reads a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from splitplan.catalogs.engines import Engine, find_engine
+from splitplan.catalogs.errors import InputError, Problem, shorten
+from splitplan.catalogs.models import Model, find_model
+from splitplan.planner.columns.options import ColumnOptions
+from splitplan.planner.plan import Inputs, Plan
+from splitplan.planner.spec.fleet import Fleet, load_fleet
+from splitplan.planner.spec.slo import Slo, format_slo, parse_slo
+from splitplan.planner.spec.workload import Workload, load_workload
+from splitplan.profiler.profile import Profile
+from splitplan.profiler.store import find_profile, load_profile
+
+Mode = Literal["auto", "disagg", "colocated"]
+PriceKind = Literal["on_demand", "reserved", "spot"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What was asked, as names and paths: enough to ask it again."""
+
+    model: str
+    fleet: str
+    workload: str
+    slo: str
+    rate_req_per_s: float | None = None
+    mode: Mode = "auto"
+    price_kind: PriceKind = "on_demand"
+    options: ColumnOptions = field(default_factory=ColumnOptions)
+    profiles: tuple[str, ...] = ()  # files that take the place of shipped profiles
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SolveInputs:
+    """The question's answers from catalogs and files."""
+
+    question: Question
+    model: Model
+    fleet: Fleet
+    workload: Workload
+    slo: Slo
+    engine: Engine
+    connector: str
+    profiles: Mapping[str, Profile | None]  # by GPU type; None: nothing measured, roofline only
+
+    @property
+    def class_slos(self) -> tuple[Slo, ...]:
+        """The targets of each request class: its own, or the question's."""
+        return tuple(item.slo or self.slo for item in self.workload.classes)
+
+    def recorded(self) -> Inputs:
+        """What the plan keeps of its inputs."""
+        question = self.question
+        return Inputs(
+            model=question.model,
+            model_hash=self.model.content_hash,
+            fleet=question.fleet,
+            fleet_hash=self.fleet.content_hash,
+            workload=question.workload,
+            workload_hash=self.workload.content_hash,
+            rate_req_per_s=self.workload.rate_req_per_s,
+            slo=format_slo(self.slo),
+            profile_hashes={gpu: profile.content_hash if profile else "" for gpu, profile in self.profiles.items()},
+            seed=question.seed,
+            options=_recorded_options(question),
+        )
+
+
+def load_inputs(question: Question) -> SolveInputs:
+    """Load and check everything the question names; raises InputError with all that is wrong in one file or name."""
+    slo = parse_slo(question.slo)
+    model = find_model(question.model)
+    engine = find_engine(question.options.engine)
+    _check_dtypes(question.options, engine)
+    fleet = load_fleet(question.fleet, price_kind=question.price_kind)
+    workload = load_workload(question.workload, rate_req_per_s=question.rate_req_per_s)
+    return SolveInputs(
+        question=question,
+        model=model,
+        fleet=fleet,
+        workload=workload,
+        slo=slo,
+        engine=engine,
+        connector=_connector(engine, question.options.connector),
+        profiles=_profiles(fleet, engine, question.profiles),
+    )
+
+
+def question_of(plan: Plan) -> Question:
+    """The question a saved plan answers."""
+    inputs, kept = plan.inputs, dict(plan.inputs.options)
+    mode = kept.pop("mode", "auto")
+    price_kind = kept.pop("price_kind", "on_demand")
+    profiles = tuple(part for part in kept.pop("profiles", "").split("|") if part)
+    numbers = {"memory_fraction": float, "max_pipeline_parallel": int, "capacity_quantile": float}
+    options = ColumnOptions(**{key: numbers.get(key, str)(text) for key, text in kept.items()})
+    return Question(
+        model=inputs.model,
+        fleet=inputs.fleet,
+        workload=inputs.workload,
+        slo=inputs.slo,
+        rate_req_per_s=inputs.rate_req_per_s,
+        mode=mode,  # type: ignore[arg-type]
+        price_kind=price_kind,  # type: ignore[arg-type]
+        options=options,
+        profiles=profiles,
+        seed=inputs.seed,
+    )
+
+
+def changed_inputs(plan: Plan, inputs: SolveInputs) -> list[str]:
+    """Names of the inputs whose content differs from what the plan was made from."""
+    then, now = plan.inputs, inputs.recorded()
+    changed = [name for name in ("model", "fleet", "workload") if _hash(then, name) != _hash(now, name)]
+    changed += [
+        f"profile of {gpu}" for gpu in then.profile_hashes if then.profile_hashes[gpu] != now.profile_hashes.get(gpu)
+    ]
+    return changed
+
+
+def refuse_changes(plan: Plan, inputs: SolveInputs, *, besides: tuple[str, ...] = ()) -> None:
+    """Raise InputError if what the plan was made from is no longer what it was."""
+    changed = [name for name in changed_inputs(plan, inputs) if name not in besides]
+    if changed:
+        raise InputError(
+            Problem(
+                f"changed since the plan was made: {', '.join(changed)}",
+                next_step="solve again, so that the plan fits what there is now",
+            )
+        )
+
+
+def _hash(inputs: Inputs, name: str) -> str:
+    return str(getattr(inputs, f"{name}_hash"))
+
+
+def _recorded_options(question: Question) -> dict[str, str]:
+    """Options that differ from their defaults, as text."""
+    defaults = ColumnOptions()
+    kept = {
+        name: str(getattr(question.options, name))
+        for name in ColumnOptions.__dataclass_fields__
+        if getattr(question.options, name) != getattr(defaults, name)
+    }
+    if question.mode != "auto":
+        kept["mode"] = question.mode
+    if question.price_kind != "on_demand":
+        kept["price_kind"] = question.price_kind
+    if question.profiles:
+        kept["profiles"] = "|".join(question.profiles)
+    return kept
+
+
+def _check_dtypes(options: ColumnOptions, engine: Engine) -> None:
+    asked = (
+        ("weight dtype", options.weight_dtype, engine.weight_dtypes),
+        ("KV dtype", options.kv_dtype, engine.kv_dtypes),
+    )
+    problems = [
+        Problem(
+            f"{engine.name} {engine.version} runs no {what} '{shorten(dtype)}'", expected=f"one of: {', '.join(known)}"
+        )
+        for what, dtype, known in asked
+        if dtype and dtype not in known
+    ]
+    if problems:
+        raise InputError(problems)
+
+
+def _connector(engine: Engine, asked: str) -> str:
+    if not asked:
+        return engine.connectors[0] if engine.connectors else ""
+    by_name = {name.casefold(): name for name in engine.connectors}
+    if asked.casefold() not in by_name:
+        known = ", ".join(engine.connectors) or "none"
+        raise InputError(
+            Problem(
+                f"{engine.name} {engine.version} has no KV connector '{shorten(asked)}'", expected=f"one of: {known}"
+            )
+        )
+    return by_name[asked.casefold()]
+
+
+def _profiles(fleet: Fleet, engine: Engine, files: Sequence[str]) -> dict[str, Profile | None]:
+    """A profile for every GPU type: a file given for it, else the shipped one of the engine, else none."""
+    given = {profile.gpu: profile for profile in (load_profile(path) for path in files)}
+    unused = sorted(set(given) - set(fleet.num_gpus))
+    if unused:
+        raise InputError(
+            Problem(
+                f"profile given for {', '.join(unused)}, which fleet {fleet.name} does not have",
+                expected=f"a profile of {', '.join(fleet.num_gpus)}",
+            )
+        )
+    return {gpu: given.get(gpu) or _shipped(gpu, engine.name) for gpu in fleet.num_gpus}
+
+
+def _shipped(gpu: str, engine: str) -> Profile | None:
+    kernels = engine.removeprefix("dynamo-")
+    try:
+        return find_profile(gpu, kernels)
+    except InputError:
+        return None

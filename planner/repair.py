@@ -1,0 +1,189 @@
+"""Solve, simulate, tighten, solve again: until a plan passes or the fleet has no more to give.
+
+Columns carry a correction, a factor on the work a request takes. A plan that misses has its columns at fault corrected
+so that the same instances no longer suffice by the program's own arithmetic; a plan that passes is then asked whether
+one instance less would do, because the first estimate of a column may have been too careful.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from splitplan.planner.candidates import Candidate, candidate
+from splitplan.planner.columns.column import Column, Role
+from splitplan.planner.inputs import SolveInputs
+from splitplan.planner.plan import Verification
+from splitplan.planner.program.solve import solve_program
+from splitplan.planner.program.types import Infeasible, ProgramInput, ProgramOptions, ProgramSolution
+from splitplan.planner.verify import Judge
+
+SMALLEST_STEP = 1.02
+"""A correction always asks for at least this much more than the instances at hand can give."""
+
+WORST_STEP = 1.5
+"""And for no more than this much more at once."""
+
+
+@dataclass(slots=True)
+class Corrections:
+    """Factors on the work of each column, learned from simulations; they hold for all variants of one solve."""
+
+    factor: dict[str, float] = field(default_factory=dict)
+
+    def apply(self, columns: tuple[Column, ...]) -> tuple[Column, ...]:
+        """The columns with corrected work."""
+        return tuple(
+            replace(column, work_s_per_request=column.work_s_per_request * self.factor[column.name])
+            if column.name in self.factor
+            else column
+            for column in columns
+        )
+
+    def scale(self, name: str, by: float) -> None:
+        """Multiply one column's factor."""
+        self.factor[name] = self.factor.get(name, 1.0) * by
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The best plan of one variant, or why there is none."""
+
+    found: Candidate | None
+    verdict: Verification | None
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """A plan was found and its verification passed."""
+        return self.found is not None and self.verdict is not None and self.verdict.passed
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Cost; infinite when nothing passed."""
+        return self.found.solution.usd_per_hour if self.found is not None and self.passed else float("inf")
+
+
+@dataclass(slots=True)
+class Workshop:
+    """What the variants of one solve share: the problem, the corrections, the judge and its verdicts so far."""
+
+    inputs: SolveInputs
+    problem: ProgramInput
+    judge: Judge
+    corrections: Corrections = field(default_factory=Corrections)
+    screened: dict[object, tuple[Verification, frozenset[Role]]] = field(default_factory=dict)
+    verified: dict[object, tuple[Verification, frozenset[Role]]] = field(default_factory=dict)
+
+    def solve(self, options: ProgramOptions, corrections: Corrections) -> ProgramSolution | Infeasible:
+        """The program with corrected columns."""
+        return solve_program(self._problem(options, corrections))
+
+    def best(self, options: ProgramOptions) -> Outcome:
+        """The cheapest plan of a variant that passes, found from below; a miss is returned with its verdict."""
+        last = Outcome(None, None)
+        for _ in range(self.judge.effort.max_attempts):
+            solution = self.solve(options, self.corrections)
+            if isinstance(solution, Infeasible):
+                return self._no_more(last, solution)
+            trial = candidate(self._problem(options, self.corrections), solution, self.inputs)
+            verdict, fault = self._judged(trial)
+            last = Outcome(trial, verdict)
+            if verdict.passed:
+                return self._with_less(last, options)
+            self._tighten(trial, verdict, fault)
+        return replace(last, reasons=("no plan passed within the attempts allowed",))
+
+    def _problem(self, options: ProgramOptions, corrections: Corrections) -> ProgramInput:
+        return replace(self.problem, columns=corrections.apply(self.problem.columns), options=options)
+
+    def _no_more(self, last: Outcome, infeasible: Infeasible) -> Outcome:
+        reasons = tuple(
+            f"{reason.message}; {reason.next_step}" if reason.next_step else reason.message
+            for reason in infeasible.reasons
+        )
+        return replace(last, reasons=reasons)
+
+    def _judged(self, trial: Candidate) -> tuple[Verification, frozenset[Role]]:
+        """Screen first; verify in full only what passes the screening."""
+        if trial.key not in self.screened:
+            self.screened[trial.key] = self.judge.screen(trial.deployment)
+        screening = self.screened[trial.key]
+        if _clearly_missed(screening[0]):
+            return screening
+        if trial.key not in self.verified:
+            self.verified[trial.key] = self.judge.verify(trial.deployment)
+        return self.verified[trial.key]
+
+    def _tighten(self, trial: Candidate, verdict: Verification, fault: frozenset[Role]) -> None:
+        wanted = self.inputs.slo.attainment
+        missed, allowed = 1 - verdict.attainment.value, max(1 - wanted, 1e-6)
+        severity = min(WORST_STEP, SMALLEST_STEP + 0.02 * max(missed / allowed - 1, 0.0))
+        for name, load in _loads(trial, fault).items():
+            self.corrections.scale(name, max(severity, SMALLEST_STEP / max(load, 1e-3)) if load < 1 else severity)
+
+    def _with_less(self, passed: Outcome, options: ProgramOptions) -> Outcome:
+        """Try to do with one instance less of each pool, dearest first; keep what still passes."""
+        best, probes, tried = passed, 0, set[object]()
+        while probes < self.judge.effort.max_probes:
+            for corrections in _relaxations(best.found, self.corrections):
+                solution = self.solve(options, corrections)
+                if isinstance(solution, Infeasible) or solution.usd_per_hour >= best.usd_per_hour - 1e-9:
+                    continue
+                trial = candidate(self._problem(options, corrections), solution, self.inputs)
+                if trial.key in tried:
+                    continue
+                tried.add(trial.key)
+                probes += 1
+                verdict, _ = self._judged(trial)
+                if verdict.passed:
+                    self.corrections.factor = corrections.factor
+                    best = Outcome(trial, verdict)
+                    break
+                if probes >= self.judge.effort.max_probes:
+                    return best
+            else:
+                return best
+        return best
+
+
+def _clearly_missed(verdict: Verification) -> bool:
+    """Missed even at the favourable end of the screening's interval: no need to look closer."""
+    if verdict.passed:
+        return False
+    return verdict.attainment.value < 1 or not verdict.ttft_ms
+
+
+def _loads(trial: Candidate, roles: frozenset[Role]) -> dict[str, float]:
+    """Load of each column of these roles, as the program sees it: the fullest place decides."""
+    loads: dict[str, float] = {}
+    for item in trial.solution.placed:
+        if item.role in roles:
+            loads[item.column] = max(loads.get(item.column, 0.0), item.utilisation)
+    return loads
+
+
+def _relaxations(found: Candidate | None, corrections: Corrections) -> Iterator[Corrections]:
+    """Corrections under which one instance less of a pool would do, dearest instance first."""
+    if found is None:
+        return
+    counts: dict[str, int] = {}
+    load: dict[str, float] = {}
+    for item in found.solution.placed:
+        counts[item.column] = counts.get(item.column, 0) + item.instances
+        load[item.column] = load.get(item.column, 0.0) + item.utilisation * item.instances
+    price = {name: _price(found, name) for name in counts}
+    for name in sorted(counts, key=lambda name: (-price[name], name)):
+        if counts[name] > 1:
+            factor: Mapping[str, float] = corrections.factor
+            by = 0.995 * (counts[name] - 1) / max(load[name], 1e-6)
+            yield Corrections({**factor, name: factor.get(name, 1.0) * min(by, 1.0)})
+
+
+def _price(found: Candidate, column: str) -> float:
+    """Dollars per hour of one instance of a column."""
+    for name, instances in found.assignment.instances.items():
+        if name == column and instances:
+            pool = next(pool for pool in found.pools if pool.instances == instances)
+            return pool.usd_per_gpu_hour * pool.gpus_per_instance
+    return 0.0

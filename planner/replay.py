@@ -1,0 +1,66 @@
+"""A saved plan under another workload, rate or target: the same instances, replayed by the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from splitplan.planner.columns.hosts import HostKind, host_kinds
+from splitplan.planner.columns.shapes import Shape
+from splitplan.planner.columns.steps import StepLibrary
+from splitplan.planner.deploy import deployment_of
+from splitplan.planner.inputs import SolveInputs, load_inputs, question_of, refuse_changes
+from splitplan.planner.plan import Plan, Pool, Verification
+from splitplan.planner.simulate.deployment import Deployment
+from splitplan.planner.verify import Judge, default_effort
+
+
+def replay(
+    plan: Plan,
+    *,
+    workload: str = "",
+    rate_req_per_s: float | None = None,
+    slo: str = "",
+    num_requests: int = 20_000,
+    num_seeds: int = 3,
+) -> Verification:
+    """Simulate a plan as it stands. What is not given is the plan's own; nothing is re-planned.
+
+    Raises InputError when the plan's model, fleet or profiles have changed since it was made.
+    """
+    question = question_of(plan)
+    own_rate = question.rate_req_per_s if not workload else None
+    question = replace(
+        question,
+        workload=workload or question.workload,
+        slo=slo or question.slo,
+        rate_req_per_s=rate_req_per_s if rate_req_per_s is not None else own_rate,
+    )
+    inputs = load_inputs(question)
+    refuse_changes(plan, inputs, besides=("workload",) if workload else ())
+    effort = replace(default_effort(), verify_requests=num_requests, num_seeds=num_seeds)
+    return Judge(inputs, effort).verify(plan_deployment(plan, inputs))[0]
+
+
+def plan_deployment(plan: Plan, inputs: SolveInputs) -> Deployment:
+    """The saved plan's instances as the simulator runs them, with step models built anew from the profiles."""
+    library = StepLibrary(inputs.model, inputs.engine, inputs.profiles)
+    hosts = host_kinds(inputs.fleet)
+    steps = {pool.name: library(_shape(pool, hosts, inputs)) for pool in plan.pools}
+    roles = {pool.role for pool in plan.pools}
+    share = plan.colocated_share if plan.colocated_share is not None else float(roles == {"colocated"})
+    return deployment_of(plan.pools, plan.routes, steps, inputs, colocated_share=share)
+
+
+def _shape(pool: Pool, hosts: list[HostKind], inputs: SolveInputs) -> Shape:
+    nodes = {node.name: node for node in inputs.fleet.nodes}
+    link = nodes[pool.instances[0].gpus[0].node].gpu_link
+    host = next(kind for kind in hosts if kind.gpu.name == pool.gpu and kind.gpu_link.name == link)
+    return Shape(
+        host=host,
+        tensor_parallel=pool.tensor_parallel,
+        pipeline_parallel=pool.pipeline_parallel,
+        expert_parallel=pool.expert_parallel,
+        weight_dtype=pool.weight_dtype,
+        kv_dtype=pool.kv_dtype,
+        attention_backend=pool.attention_backend,
+    )

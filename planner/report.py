@@ -1,0 +1,206 @@
+"""A plan as people read it: what was asked, the decision and what lost, the proof, the limits, the basis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from splitplan.planner.inputs import SolveInputs
+from splitplan.planner.plan import Alternative, Estimate, Plan, Pool, Verification
+from splitplan.planner.spec.slo import Slo, Target
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+GBIT = 1e9 / 8
+
+
+def print_plan(console: Console, plan: Plan, inputs: SolveInputs, *, saved_as: str = "") -> None:
+    """The whole report on a console."""
+    for label, text in (("Fleet", fleet_line(inputs)), ("Asked", asked_line(inputs))):
+        _labelled(console, label, text)
+    console.print()
+    console.print(decision_table(plan, inputs.slo))
+    for item in plan.alternatives:
+        if not item.pools:
+            console.print(f"  {item.label}: {item.reason}", markup=False)
+    console.print()
+    _labelled(console, "Proof", proof_line(plan))
+    _labelled(console, "Limits", "; ".join(plan.limits) or "nothing of the fleet binds")
+    _labelled(console, "Basis", "; ".join(plan.basis))
+    for text in plan.notes:
+        _labelled(console, "Note", text)
+    if saved_as:
+        _labelled(console, "Next", next_line(saved_as))
+
+
+def _labelled(console: Console, label: str, text: str) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(width=6, style="bold")
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(label), Text(text))
+    console.print(grid)
+
+
+def fleet_line(inputs: SolveInputs) -> str:
+    """`four-racks: 16 h100-sxm, 16 a100-sxm-80 in 4 racks; leaf 400 Gbit/s`."""
+    fleet = inputs.fleet
+    counts = ", ".join(f"{count} {gpu}" for gpu, count in fleet.num_gpus.items())
+    text = f"{fleet.name}: {counts} in {_plural(len(fleet.racks), 'rack')}"
+    uplinks = {rack.uplink_bytes_per_s for rack in fleet.racks if rack.uplink_bytes_per_s is not None}
+    if uplinks:
+        low, high = min(uplinks) / GBIT, max(uplinks) / GBIT
+        text += f"; rack uplink {low:g} Gbit/s" if low == high else f"; rack uplinks {low:g}–{high:g} Gbit/s"
+    if fleet.spine_bytes_per_s is not None:
+        text += f", spine {fleet.spine_bytes_per_s / GBIT:g} Gbit/s"
+    return text
+
+
+def asked_line(inputs: SolveInputs) -> str:
+    """The workload and the targets in words."""
+    workload = inputs.workload
+    mean_in = float((workload.input_tokens * workload.weight).sum())
+    mean_out = float((workload.output_tokens * workload.weight).sum())
+    shape = f"{mean_in:.0f} in / {mean_out:.0f} out, CV {workload.arrival_scv**0.5:.2f}"
+    if workload.prefix_hit_ratio > 0:
+        shape += f", {workload.prefix_hit_ratio:.0%} of prompts cached"
+    text = f"{workload.rate_req_per_s:g} req/s of {workload.name} ({shape}) on {inputs.model.name}; "
+    return text + slo_words(inputs.slo)
+
+
+def slo_words(slo: Slo) -> str:
+    """`TTFT p99 <= 800 ms, TPOT p99 <= 50 ms, 99 % of requests all of them`."""
+    parts = [f"{name} p{target.percentile:g} <= {target.seconds * 1e3:g} ms" for name, target in targets(slo)]
+    return ", ".join([*parts, f"{slo.attainment * 100:.4g} % of requests all of them"])
+
+
+def targets(slo: Slo) -> Iterable[tuple[str, Target]]:
+    """The targets that are set, by name."""
+    named = (("TTFT", slo.ttft), ("TPOT", slo.tpot), ("E2E", slo.e2e), ("ITL", slo.itl))
+    return [(name, target) for name, target in named if target is not None]
+
+
+def decision_table(plan: Plan, slo: Slo) -> Table:
+    """The chosen plan, marked, above the ones that lost."""
+    from rich import box
+    from rich.table import Table
+
+    ttft_p = f"p{slo.ttft.percentile:g}" if slo.ttft else "p99"
+    tpot_p = f"p{slo.tpot.percentile:g}" if slo.tpot else "p99"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("")
+    table.add_column("plan", min_width=20)
+    for heading in ("prefill or colocated", "decode"):
+        table.add_column(heading, min_width=22)
+    for heading in ("GPUs", "$/h", f"TTFT p50/{ttft_p}", f"TPOT p50/{tpot_p}", "all met"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    chosen = Alternative(
+        label=plan_label(plan.pools),
+        pools=plan.pools,
+        num_gpus=plan.num_gpus,
+        usd_per_hour=plan.usd_per_hour,
+        verification=plan.verification,
+    )
+    for mark, row in [("*", chosen), *((" ", item) for item in plan.alternatives if item.pools)]:
+        table.add_row(*_row(mark, row, ttft_p, tpot_p), style="bold" if mark == "*" else "")
+    return table
+
+
+def _row(mark: str, item: Alternative, ttft_p: str, tpot_p: str) -> list[str]:
+    verdict = item.verification
+    cells = [mark, item.label, pools_text(item.pools, ("prefill", "colocated")), pools_text(item.pools, ("decode",))]
+    cells += [str(item.num_gpus), f"{item.usd_per_hour:.2f}"]
+    if verdict is None:
+        return [*cells, "", "", "not simulated"]
+    cells += [_pair(verdict.ttft_ms, ttft_p), _pair(verdict.tpot_ms, tpot_p), attainment_text(verdict)]
+    return cells
+
+
+def plan_label(pools: Sequence[Pool]) -> str:
+    """`mixed, disaggregated`, `h100-sxm, colocated`, …"""
+    gpus = list(dict.fromkeys(pool.gpu for pool in pools))
+    roles = {pool.role for pool in pools}
+    kind = "colocated" if roles == {"colocated"} else "disaggregated" if "colocated" not in roles else "hybrid"
+    return f"{gpus[0] if len(gpus) == 1 else 'mixed'}, {kind}"
+
+
+def pools_text(pools: Iterable[Pool], roles: Sequence[str]) -> str:
+    """`3 × h100-sxm TP2, 1 × l40s TP4 (batch 96)` of the pools in these roles."""
+    return ", ".join(pool_text(pool) for pool in pools if pool.role in roles) or "–"
+
+
+def pool_text(pool: Pool) -> str:
+    """One pool in a few words."""
+    text = f"{len(pool.instances)}× {pool.gpu} TP{pool.tensor_parallel}"
+    if pool.pipeline_parallel > 1:
+        text += f" PP{pool.pipeline_parallel}"
+    if pool.expert_parallel > 1:
+        text += f" EP{pool.expert_parallel}"
+    if pool.role == "decode":
+        return f"{text} (batch {pool.max_num_seqs})"
+    return f"{text} (chunk {pool.max_num_batched_tokens})"
+
+
+def _pair(figures: dict[str, Estimate], percentile: str) -> str:
+    if percentile not in figures or "p50" not in figures:
+        return "–"
+    return f"{figures['p50'].value:.0f}/{figures[percentile].value:.0f} ms"
+
+
+def attainment_text(verdict: Verification) -> str:
+    """`99.4 ±0.2 %`, with what it misses."""
+    met = verdict.attainment
+    text = f"{met.value * 100:.1f} ±{(met.high - met.low) * 50:.1f} %"
+    return text if verdict.passed else f"{text}, misses"
+
+
+def proof_line(plan: Plan) -> str:
+    """What the solver proved, what was re-checked, how much was simulated."""
+    proof = plan.proof
+    text = f"{proof.status} (gap {proof.gap_percent:.2f} %, {proof.solver}); "
+    text += f"all {proof.constraints_checked} constraints re-checked"
+    if plan.verification:
+        verdict = plan.verification
+        text += f"; {verdict.num_requests:,} requests simulated, {_plural(verdict.num_seeds, 'seed')}"
+        text += "; TPOT = (E2E − TTFT) / (output tokens − 1)"
+    rejected = sum(plan.rejected_columns.values())
+    if rejected:
+        reasons = sorted(plan.rejected_columns.items(), key=lambda item: (-item[1], item[0]))
+        text += f"; {rejected} candidates rejected ({', '.join(f'{count} {reason}' for reason, count in reasons)})"
+    return text
+
+
+def next_line(path: str) -> str:
+    """Commands that go on from here."""
+    return f"planner explain {path}   planner launch {path} --dry-run   planner simulate {path}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def replay_table(verdict: Verification) -> Table:
+    """Latencies of a replay with their intervals."""
+    from rich import box
+    from rich.table import Table
+
+    title = (
+        f"{verdict.num_requests:,} requests at {verdict.rate_req_per_s:g} req/s, {_plural(verdict.num_seeds, 'seed')}"
+    )
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("ms, with 95 % interval")
+    names = list(verdict.ttft_ms)
+    for name in names:
+        table.add_column(name, justify="right")
+    for label, figures in (("TTFT", verdict.ttft_ms), ("TPOT", verdict.tpot_ms), ("E2E", verdict.e2e_ms)):
+        table.add_row(label, *(_with_interval(figures.get(name)) for name in names))
+    table.add_row("all targets met", attainment_text(verdict))
+    return table
+
+
+def _with_interval(figure: Estimate | None) -> str:
+    return f"{figure.value:.1f} ({figure.low:.1f}–{figure.high:.1f})" if figure else "–"

@@ -1,0 +1,221 @@
+"""The whole way from a question to a verified plan: load, build columns, solve, simulate, repair, compare, emit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from splitplan.catalogs.connector_rules import connector_problems
+from splitplan.catalogs.engines import EngineSide
+from splitplan.catalogs.errors import NoPlanError, Problem
+from splitplan.planner.columns.build import ColumnSet, Demand, build_columns
+from splitplan.planner.columns.cache import cached_columns
+from splitplan.planner.columns.column import Column
+from splitplan.planner.columns.hosts import host_kinds
+from splitplan.planner.columns.mix import RequestMix, request_mix
+from splitplan.planner.columns.steps import StepLibrary
+from splitplan.planner.emit import Variant, emit_plan
+from splitplan.planner.inputs import Question, SolveInputs, load_inputs, question_of, refuse_changes
+from splitplan.planner.plan import Plan
+from splitplan.planner.program.types import Infeasible, ProgramInput, ProgramOptions
+from splitplan.planner.repair import Corrections, Outcome, Workshop
+from splitplan.planner.spec.workload import sample
+from splitplan.planner.verify import Effort, Judge, default_effort
+
+MIX_SAMPLE = 4096
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A plan with what it was made from, for reports."""
+
+    plan: Plan
+    inputs: SolveInputs
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Everything before the first program is solved."""
+
+    inputs: SolveInputs
+    mix: RequestMix
+    columns: ColumnSet
+    problem: ProgramInput
+
+
+def answer(question: Question, *, effort: Effort | None = None, progress: Progress | None = None) -> Answer:
+    """Find, verify and compare. Raises InputError for bad input and NoPlanError when no plan meets the targets."""
+    say = progress or (lambda _text: None)
+    start_s = time.perf_counter()
+    study = prepare(load_inputs(question))
+    say(f"{len(study.columns.columns)} of {study.columns.considered} columns stand ({_since(start_s)})")
+    shop = Workshop(study.inputs, study.problem, Judge(study.inputs, effort or default_effort()))
+    variants = [_run(shop, label, options, say) for label, options in _variants(study)]
+    plan = emit_plan(study, shop, _chosen(study, variants), variants)
+    say(f"solved and verified in {_since(start_s)}")
+    return Answer(plan, study.inputs)
+
+
+def solve(question: Question, *, effort: Effort | None = None) -> Plan:
+    """The plan that answers a question: `answer` without the inputs."""
+    return answer(question, effort=effort).plan
+
+
+def rebuild(plan: Plan) -> tuple[Study, ProgramInput]:
+    """The study and the program that a saved plan is the answer to, corrections included.
+
+    Raises InputError when the model, the fleet, the workload or a profile has changed since.
+    """
+    inputs = load_inputs(question_of(plan))
+    refuse_changes(plan, inputs)
+    study = prepare(inputs)
+    return study, replace(study.problem, columns=Corrections(dict(plan.corrections)).apply(study.problem.columns))
+
+
+def prepare(inputs: SolveInputs) -> Study:
+    """Columns and program of a question. Raises NoPlanError when nothing could serve even one request in time."""
+    question, workload = inputs.question, inputs.workload
+    mix = request_mix(
+        sample(workload, MIX_SAMPLE, question.seed),
+        inputs.class_slos,
+        max_position=inputs.model.max_position_embeddings,
+    )
+    hosts = host_kinds(inputs.fleet)
+    library = StepLibrary(inputs.model, inputs.engine, inputs.profiles)
+    demand = Demand(mix, workload.rate_req_per_s, workload.arrival_scv)
+    options = replace(question.options, connector=inputs.connector)
+    columns = cached_columns(
+        _cache_key(inputs), lambda: build_columns(inputs.model, inputs.engine, hosts, demand, options, library)
+    )
+    problem = _program(inputs, mix, columns.columns)
+    study = Study(inputs, mix, columns, problem)
+    _check_columns(study)
+    return study
+
+
+def _cache_key(inputs: SolveInputs) -> object:
+    """Everything the columns depend on, by content."""
+    recorded = inputs.recorded()
+    ignored = {"fleet": "", "workload": "", "model": ""}  # names and paths: the hashes say what they hold
+    return inputs.engine, inputs.connector, inputs.class_slos, recorded.model_copy(update=ignored)
+
+
+def _program(inputs: SolveInputs, mix: RequestMix, columns: list[Column]) -> ProgramInput:
+    workload = inputs.workload
+    shares = np.bincount(workload.class_index, workload.weight, len(workload.classes)).astype(np.float64)
+    kv_dtypes = {column.kv_dtype for column in columns}
+    tokens = mix.class_means(mix.new_tokens)
+    return ProgramInput(
+        fleet=inputs.fleet,
+        columns=tuple(columns),
+        class_names=tuple(item.name for item in workload.classes),
+        rate_req_per_s=workload.rate_req_per_s * shares,
+        kv_bytes_per_request={dtype: tokens * inputs.model.kv_bytes_per_token(dtype) for dtype in kv_dtypes},
+        pairs_allowed=_pair_rule(inputs),
+        options=ProgramOptions(mode=inputs.question.mode),
+    )
+
+
+def _pair_rule(inputs: SolveInputs) -> Callable[[Column, Column], bool]:
+    """Whether the engine's connector hands KV from one column to the other."""
+
+    @cache
+    def allowed(prefill: EngineSide, decode: EngineSide) -> bool:
+        return not connector_problems(inputs.engine, inputs.connector, inputs.model, prefill, decode)
+
+    def side(column: Column) -> EngineSide:
+        return EngineSide(
+            model=inputs.model.name,
+            gpu=column.gpu,
+            tensor_parallel=column.tensor_parallel,
+            pipeline_parallel=column.pipeline_parallel,
+            weight_dtype=column.weight_dtype,
+            kv_dtype=column.kv_dtype,
+            block_tokens=column.block_tokens,
+            attention_backend=column.attention_backend,
+            engine_version=inputs.engine.version,
+        )
+
+    return lambda prefill, decode: bool(inputs.connector) and allowed(side(prefill), side(decode))
+
+
+def _check_columns(study: Study) -> None:
+    """Say now what no number of instances could mend."""
+    roles = {column.role for column in study.columns.columns}
+    if "colocated" in roles or {"prefill", "decode"} <= roles:
+        return
+    rejections, inputs = study.columns.rejections, study.inputs
+    problems = [
+        Problem(f"{count} of {study.columns.considered} kinds of instance: {reason}", expected="", next_step="")
+        for reason, count in sorted(rejections.counts.items(), key=lambda item: -item[1])
+        if reason != "another batch is better"
+    ]
+    head = Problem(
+        f"no instance of {inputs.model.name} on {', '.join(inputs.fleet.num_gpus)} can serve this workload in time",
+        next_step=_way_out(rejections.counts),
+    )
+    raise NoPlanError([head, *problems])
+
+
+def _way_out(counts: dict[str, int]) -> str:
+    if counts.get("TTFT of one request alone"):
+        return "a lone request already misses TTFT, so more instances cannot help: relax ttft or add faster GPUs"
+    if counts.get("TPOT of one request alone") or counts.get("TPOT"):
+        return "a lone request already misses TPOT: relax tpot or add GPUs with more memory bandwidth"
+    if counts.get("weights do not fit") or counts.get("KV does not fit"):
+        return "use a smaller weight dtype (--weight-dtype fp8), or GPUs or nodes with more memory"
+    return "see the reasons below"
+
+
+def _variants(study: Study) -> list[tuple[str, ProgramOptions]]:
+    """What competes, in the order in which corrections are learned; the open question comes last."""
+    base = study.problem.options
+    gpus = list(study.inputs.fleet.num_gpus)
+    variants = []
+    if base.mode == "auto":
+        variants.append(("best colocated", replace(base, mode="colocated")))
+        variants.append(("best disaggregated", replace(base, mode="disagg")))
+    if len(gpus) > 1:
+        variants += [(f"only {gpu}", replace(base, only_gpu=gpu)) for gpu in gpus]
+    return [*variants, ("", base)]
+
+
+def _run(shop: Workshop, label: str, options: ProgramOptions, say: Progress) -> Variant:
+    start_s = time.perf_counter()
+    outcome = shop.best(options)
+    cost = f"{outcome.usd_per_hour:.2f} $/h" if outcome.passed else "no plan"
+    say(f"{label or 'all together'}: {cost} ({_since(start_s)})")
+    return Variant(label, options, outcome)
+
+
+def _chosen(study: Study, variants: list[Variant]) -> Outcome:
+    """The cheapest that passed, whichever variant found it; fewer GPUs break a tie, then the earlier variant."""
+    passed = [variant.outcome for variant in variants if variant.outcome.passed]
+    if passed:
+        return min(passed, key=lambda outcome: (round(outcome.usd_per_hour, 6), _gpus(outcome)))
+    last = variants[-1].outcome
+    reasons = [Problem(reason) for reason in last.reasons]
+    if last.verdict is not None:
+        reasons += [Problem(f"the last plan tried misses: {miss}") for miss in last.verdict.misses]
+    head = Problem(
+        f"no plan serves {study.inputs.workload.rate_req_per_s:g} req/s of {study.inputs.workload.name} "
+        f"on fleet {study.inputs.fleet.name} within the targets",
+        next_step="relax a target, lower the rate, or add GPUs",
+    )
+    raise NoPlanError([head, *reasons])
+
+
+def _gpus(outcome: Outcome) -> int:
+    return outcome.found.solution.num_gpus if outcome.found else 0
+
+
+def _since(start_s: float) -> str:
+    return f"{time.perf_counter() - start_s:.2f} s"
+
+
+__all__ = ["Answer", "Infeasible", "Study", "answer", "prepare", "solve"]

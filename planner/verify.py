@@ -1,0 +1,210 @@
+"""Verification: the assigned plan replayed by the simulator, and what its misses are due to.
+
+A target holds when it holds at the unfavourable end of the 95 % interval: a percentile by its upper end, the share of
+requests that meet everything by its lower end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitplan.planner.columns.column import Role
+from splitplan.planner.inputs import SolveInputs
+from splitplan.planner.plan import Estimate, Verification
+from splitplan.planner.simulate.build import Routing
+from splitplan.planner.simulate.compiled import has_numba
+from splitplan.planner.simulate.deployment import Deployment
+from splitplan.planner.simulate.results import Results, Run, combine
+from splitplan.planner.simulate.run import Form, simulate
+from splitplan.planner.simulate.statistics import Interval, percentile_interval, share_interval
+from splitplan.planner.spec.slo import Slo
+from splitplan.planner.spec.workload import Requests, sample
+
+BoolArray = NDArray[np.bool_]
+ROUTING: Routing = "least_loaded"
+"""The router that plans assume: the instance with the fewest requests for its share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is simulated: a screening of every candidate, a full verification of what is shown."""
+
+    screen_requests: int
+    verify_requests: int
+    num_seeds: int
+    max_attempts: int  # programs solved per variant
+    max_probes: int  # attempts to do with one instance less
+    form: Form  # of the simulator
+
+
+FAST = Effort(screen_requests=6_000, verify_requests=20_000, num_seeds=3, max_attempts=14, max_probes=6, form="numba")
+"""With the compiled simulator (extra [fast])."""
+
+PLAIN = Effort(screen_requests=1_500, verify_requests=3_000, num_seeds=2, max_attempts=10, max_probes=3, form="python")
+"""In plain Python: fewer requests, and so wider intervals, which are shown."""
+
+
+def default_effort() -> Effort:
+    """FAST where numba is installed, else PLAIN."""
+    return FAST if has_numba() else PLAIN
+
+
+class Judge:
+    """Replays deployments on the same sampled requests, so that plans are compared under common random numbers."""
+
+    def __init__(self, inputs: SolveInputs, effort: Effort) -> None:
+        self.inputs = inputs
+        self.effort = effort
+        self._samples: dict[tuple[int, int], Requests] = {}
+
+    def screen(self, deployment: Deployment) -> tuple[Verification, frozenset[Role]]:
+        """A short run with one seed: passed or not, and the roles at fault."""
+        return self._judge(deployment, self.effort.screen_requests, 1)
+
+    def verify(self, deployment: Deployment) -> tuple[Verification, frozenset[Role]]:
+        """The run that the plan reports."""
+        return self._judge(deployment, self.effort.verify_requests, self.effort.num_seeds)
+
+    def _judge(self, deployment: Deployment, num_requests: int, num_seeds: int) -> tuple[Verification, frozenset[Role]]:
+        samples = [self._sample(num_requests, index) for index in range(num_seeds)]
+        runs = [
+            simulate(
+                deployment, requests, seed=self.inputs.question.seed + index, routing=ROUTING, form=self.effort.form
+            )
+            for index, requests in enumerate(samples)
+        ]
+        results = combine(runs)
+        classes = [requests.class_index for requests in samples]
+        slos = self.inputs.class_slos
+        verdict = _verdict(results, classes, slos, self.inputs)
+        return verdict, frozenset() if verdict.passed else _roles_at_fault(results, classes, slos, deployment)
+
+    def _sample(self, num_requests: int, index: int) -> Requests:
+        key = (num_requests, index)
+        if key not in self._samples:
+            self._samples[key] = sample(self.inputs.workload, num_requests, self.inputs.question.seed + 1 + index)
+        return self._samples[key]
+
+
+def _verdict(
+    results: Results, classes: Sequence[NDArray[np.int64]], slos: Sequence[Slo], inputs: SolveInputs
+) -> Verification:
+    met = [_met(run, index, slos)[run.warmup :] for run, index in zip(results.runs, classes, strict=True)]
+    attainment = share_interval([values.astype(np.float64) for values in met])
+    misses = _misses(results, classes, slos, inputs)
+    wanted = max(slo.attainment for slo in slos) if len(slos) == 1 else inputs.slo.attainment
+    if attainment.low < wanted:
+        misses.append(
+            f"{attainment.value:.2%} of requests met all targets (at least {attainment.low:.2%}) < {wanted:.4g}"
+        )
+    return Verification(
+        passed=not misses,
+        num_requests=results.num_requests,
+        num_seeds=len(results.runs),
+        rate_req_per_s=inputs.workload.rate_req_per_s,
+        ttft_ms=_in_ms(results.summary("ttft")),
+        tpot_ms=_in_ms(results.summary("tpot")),
+        e2e_ms=_in_ms(results.summary("e2e")),
+        attainment=_estimate(attainment, 1.0),
+        misses=tuple(misses),
+    )
+
+
+def _met(run: Run, classes: NDArray[np.int64], slos: Sequence[Slo]) -> BoolArray:
+    """Which requests met every bound of their class."""
+    met = np.ones(len(run.ttft_s), dtype=np.bool_)
+    for values, name in ((run.ttft_s, "ttft"), (run.tpot_s, "tpot"), (run.e2e_s, "e2e")):
+        limits = np.array([_limit_s(slo, name) for slo in slos])[classes]
+        met &= ~(values > limits)  # a NaN TPOT (one token) meets any bound
+    return met
+
+
+def _limit_s(slo: Slo, name: str) -> float:
+    target = getattr(slo, name)
+    return float("inf") if target is None else float(target.seconds)
+
+
+def _misses(
+    results: Results, classes: Sequence[NDArray[np.int64]], slos: Sequence[Slo], inputs: SolveInputs
+) -> list[str]:
+    """Every percentile target that does not hold at the upper end of its interval."""
+    found = []
+    for number, slo in enumerate(slos):
+        label = f"{inputs.workload.classes[number].name}: " if len(slos) > 1 else ""
+        for name in ("ttft", "tpot", "e2e"):
+            target = getattr(slo, name)
+            if target is None:
+                continue
+            values = [_of_class(run, index, number, name) for run, index in zip(results.runs, classes, strict=True)]
+            if not sum(len(part) for part in values):
+                continue
+            interval = percentile_interval(values, target.percentile)
+            if not interval.high <= target.seconds:
+                found.append(f"{label}{_exceeds(name.upper(), target.percentile, interval, target.seconds)}")
+        if slo.itl is not None and results.itl_percentile_s(slo.itl.percentile) > slo.itl.seconds:
+            value_s = results.itl_percentile_s(slo.itl.percentile)
+            found.append(f"{label}ITL p{slo.itl.percentile:g} {value_s * 1e3:.0f} ms > {slo.itl.seconds * 1e3:g} ms")
+    return found
+
+
+def _exceeds(name: str, percentile: float, interval: Interval, limit_s: float) -> str:
+    value, high = interval.value * 1e3, interval.high * 1e3
+    if not np.isfinite(value):
+        return f"{name} p{percentile:g}: requests were rejected or never finished"
+    up_to = f" (up to {high:.0f})" if np.isfinite(high) else ""
+    return f"{name} p{percentile:g} {value:.0f} ms{up_to} > {limit_s * 1e3:g} ms"
+
+
+def _of_class(run: Run, classes: NDArray[np.int64], number: int, name: str) -> NDArray[np.float64]:
+    values = {"ttft": run.ttft_s, "tpot": run.tpot_s, "e2e": run.e2e_s}[name][run.warmup :]
+    chosen: NDArray[np.float64] = values[(classes[run.warmup :] == number) & ~np.isnan(values)]
+    return chosen
+
+
+def _roles_at_fault(
+    results: Results, classes: Sequence[NDArray[np.int64]], slos: Sequence[Slo], deployment: Deployment
+) -> frozenset[Role]:
+    """Which stage the misses are due to: by where the missing requests lost their time.
+
+    TPOT is lost where tokens are decoded. TTFT is lost before the prefill (queue) or between prefill and first token
+    (transfer, decode admission): whichever took more of the missing requests' time.
+    """
+    roles = {instance.role for instance in deployment.instances}
+    fault: set[Role] = set()
+    for run, index in zip(results.runs, classes, strict=True):
+        ttft_limit = np.array([_limit_s(slo, "ttft") for slo in slos])[index]
+        tpot_limit = np.array([_limit_s(slo, "tpot") for slo in slos])[index]
+        late, slow = run.ttft_s > ttft_limit, run.tpot_s > tpot_limit
+        lost = ~np.isfinite(run.e2e_s)
+        disaggregated = run.decoder >= 0
+        allowed = len(late) * (1 - max(slo.attainment for slo in slos)) / 4
+        if np.count_nonzero((slow | lost) & disaggregated) > allowed:
+            fault.add("decode")
+        if np.count_nonzero((late | slow | lost) & ~disaggregated) > allowed and "colocated" in roles:
+            fault.add("colocated")
+        late &= disaggregated & np.isfinite(run.ttft_s)
+        if np.count_nonzero(late) > allowed:
+            before = float(np.nansum(run.queue_s[late]))
+            after = float(np.nansum(run.transfer_s[late]))
+            fault.add("prefill" if before >= after else "decode")
+    if not fault:  # no single stage stands out: every stage is tightened
+        fault = set(roles)
+    return frozenset(role for role in fault if role in roles) or frozenset(roles)
+
+
+def _in_ms(summary: dict[str, Interval]) -> dict[str, Estimate]:
+    return {name: _estimate(interval, 1e3) for name, interval in summary.items() if np.isfinite(interval.value)}
+
+
+def _estimate(interval: Interval, scale: float) -> Estimate:
+    low, high = (bound if np.isfinite(bound) else interval.value for bound in (interval.low, interval.high))
+    return Estimate(value=_tidy(interval.value * scale), low=_tidy(low * scale), high=_tidy(high * scale))
+
+
+def _tidy(value: float) -> float:
+    """Six significant digits: enough for people, the same text everywhere."""
+    return float(f"{value:.6g}")
