@@ -55,6 +55,27 @@ class ImportOptions:
     skip_unknown: bool = False  # leave out hosts whose GPU type is not known instead of stopping
 
 
+class Notes:
+    """What was assumed or left out; the hosts of one remark share a line."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, list[str]] = {}
+
+    def add(self, text: str, host: str = "") -> None:
+        """Note something, about a host where one is named."""
+        self._hosts.setdefault(text, []).extend([host] if host else [])
+
+    def lines(self) -> tuple[str, ...]:
+        """One line per remark, in order of the first."""
+        return tuple(f"{_who(hosts)}: {text}" if hosts else text for text, hosts in self._hosts.items())
+
+
+def _who(hosts: Sequence[str]) -> str:
+    names = sorted(set(hosts), key=natural_key)
+    pattern = compress_names(names) or ", ".join(names)
+    return shorten(pattern, 60) if len(pattern) <= 60 else f"{shorten(names[0], 30)} and {len(names) - 1} other hosts"
+
+
 @dataclass(frozen=True, slots=True)
 class Imported:
     """A Fleet file's mapping, and what was left out or assumed."""
@@ -106,9 +127,8 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def build_document(hosts: Sequence[Host], options: ImportOptions, source: str, notes: Iterable[str] = ()) -> Imported:
+def build_document(hosts: Sequence[Host], options: ImportOptions, source: str, notes: Notes) -> Imported:
     """The Fleet file of these hosts, racks and nodes in natural order. Raises DocumentError with every problem."""
-    notes = list(notes)
     known = _with_gpus(hosts, options, notes)
     if not known:
         next_step = "see docs/fleets.md for what each source must hold"
@@ -117,7 +137,7 @@ def build_document(hosts: Sequence[Host], options: ImportOptions, source: str, n
     named = _rack_names({host.levels for host, _ in known})
     pods = _pod_names({host.levels for host, _ in known})
     if () in named:
-        notes.append("the source does not say in which rack some hosts stand: they are put in one rack, 'unplaced'")
+        notes.add("the source does not say in which rack some hosts stand: they are put in one rack, 'unplaced'")
     domains = _domain_sizes(known)
     racks = []
     by_rack = sorted(known, key=lambda pair: (natural_key(named[pair[0].levels]), natural_key(pair[0].name)))
@@ -128,10 +148,10 @@ def build_document(hosts: Sequence[Host], options: ImportOptions, source: str, n
             entry["pod"] = pods[rack[0][0].levels]
         entry["nodes"] = _node_entries(rack, domains, options, notes)
         racks.append(entry)
-    unique = tuple(dict.fromkeys(notes))
-    description = f"Imported from {source}. " + " ".join(f"{note[0].upper()}{note[1:]}." for note in unique)
+    lines = notes.lines()
+    description = f"Imported from {source}; " + "; ".join(lines) if lines else f"Imported from {source}"
     head = {"kind": "Fleet", "version": 1, "name": options.name, "description": description[:MAX_DESCRIPTION].strip()}
-    return Imported({**head, "racks": racks}, unique)
+    return Imported({**head, "racks": racks}, lines)
 
 
 def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:
@@ -140,7 +160,7 @@ def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:
     return tuple((0, int(part)) if part.isdigit() and part.isascii() else (1, part) for part in parts)
 
 
-def _with_gpus(hosts: Sequence[Host], options: ImportOptions, notes: list[str]) -> list[tuple[Host, Gpu]]:
+def _with_gpus(hosts: Sequence[Host], options: ImportOptions, notes: Notes) -> list[tuple[Host, Gpu]]:
     found, problems = [], []
     skipped: dict[str, list[str]] = {}
     for host in hosts:
@@ -159,7 +179,9 @@ def _with_gpus(hosts: Sequence[Host], options: ImportOptions, notes: list[str]) 
     if problems and not options.skip_unknown:
         way = "or leave such hosts out with --skip-unknown"
         raise DocumentError([*problems, Problem(f"{len(problems)} hosts cannot be planned with", next_step=way)])
-    notes += [f"left out {len(names)} hosts with '{shorten(raw, 40)}'" for raw, names in skipped.items()]
+    for raw, names in skipped.items():
+        for name in names:
+            notes.add(f"left out, '{shorten(raw, 40)}' cannot be planned with", name)
     return found
 
 
@@ -223,7 +245,7 @@ def _node_entries(
     rack: Sequence[tuple[Host, Gpu]],
     domains: Mapping[tuple[tuple[str, ...], str], int],
     options: ImportOptions,
-    notes: list[str],
+    notes: Notes,
 ) -> list[dict[str, Any]]:
     entries = [(host.name, _node_entry(host, gpu, domains, options, notes)) for host, gpu in rack]
     found = []
@@ -240,15 +262,15 @@ def _node_entry(
     gpu: Gpu,
     domains: Mapping[tuple[tuple[str, ...], str], int],
     options: ImportOptions,
-    notes: list[str],
+    notes: Notes,
 ) -> dict[str, Any]:
     num_gpus = host.num_gpus or options.gpus_per_node
     if num_gpus is None:
         num_gpus = gpu.gpus_per_node
-        notes.append(f"the source does not count GPUs: {num_gpus} per host assumed for {gpu.name}")
+        notes.add(f"the source does not count GPUs: {num_gpus} per host assumed for {gpu.name}")
     nic, num_nics = (host.nic, host.num_nics) if host.nic else options.nics.get(gpu.name, options.nics.get("", ("", 0)))
     if not nic:
-        notes.append(f"no NIC is known for hosts with {gpu.name}: give --nic, or KV cannot leave them")
+        notes.add(f"no NIC is known for hosts with {gpu.name}: give --nic, or KV cannot leave them")
     domain = domains.get((host.levels, host.nvlink_domain)) or host.nvlink_domain_gpus
     entry: dict[str, Any] = {
         "gpu": gpu.name,

@@ -9,7 +9,7 @@ from pathlib import Path
 from splitplan.catalogs.documents import Document
 from splitplan.catalogs.errors import DocumentError, Problem
 from splitplan.planner.spec.fleet_build import build_fleet
-from splitplan.planner.spec.readers.hosts import Host, Imported, ImportOptions, build_document
+from splitplan.planner.spec.readers.hosts import Host, Imported, ImportOptions, Notes, build_document
 from splitplan.planner.spec.readers.kubectl import read_kubectl
 from splitplan.planner.spec.readers.nvidia_smi import read_topo_matrices
 from splitplan.planner.spec.readers.slurm import read_slurm
@@ -43,7 +43,7 @@ def import_topo_matrices(paths: Sequence[Path], options: ImportOptions) -> Impor
     return _checked(hosts, notes, options, "nvidia-smi topo -m")
 
 
-def _checked(hosts: Sequence[Host], notes: Sequence[str], options: ImportOptions, source: str) -> Imported:
+def _checked(hosts: Sequence[Host], notes: Notes, options: ImportOptions, source: str) -> Imported:
     imported = build_document(hosts, options, source, notes)
     build_fleet(Document(f"fleet of {source}", imported.document))  # what is handed out, load_fleet accepts
     return imported

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from splitplan.catalogs.errors import DocumentError, Problem, shorten
-from splitplan.planner.spec.readers.hosts import Host, as_list, as_mapping, read_json
+from splitplan.planner.spec.readers.hosts import Host, Notes, as_list, as_mapping, read_json
 
 ZONE = "topology.kubernetes.io/zone"
 TOPOLOGY_SCHEMES: tuple[tuple[str, ...], ...] = (
@@ -43,7 +43,7 @@ EFA_BY_FAMILY |= {
 WHAT = "the output of `kubectl get nodes -o json`"
 
 
-def read_kubectl(paths: Sequence[Path], topology_labels: Sequence[str] = ()) -> tuple[list[Host], list[str]]:
+def read_kubectl(paths: Sequence[Path], topology_labels: Sequence[str] = ()) -> tuple[list[Host], Notes]:
     """(hosts, notes) of node lists and resource slices. `topology_labels`.
 
     Label keys, widest first, instead of the known ones.
@@ -57,7 +57,7 @@ def read_kubectl(paths: Sequence[Path], topology_labels: Sequence[str] = ()) -> 
             elif item.get("kind", "Node") == "Node":
                 nodes.append((path, item))
     devices = _slice_devices(slices)
-    notes: list[str] = []
+    notes = Notes()
     hosts = [host for path, node in nodes if (host := _host(path, node, devices, notes)) is not None]
     if not hosts:
         raise DocumentError(_no_gpus(paths, nodes))
@@ -68,7 +68,7 @@ def read_kubectl(paths: Sequence[Path], topology_labels: Sequence[str] = ()) -> 
             Problem(f"no GPU node carries the label '{shorten(scheme[-1])}'", str(paths[0]), next_step=hint)
         )
     if scheme:
-        notes.append(f"racks are the values of {scheme[-1]}")
+        notes.add(f"racks are the values of {scheme[-1]}")
     return [_placed(host, scheme) for host in hosts], notes
 
 
@@ -81,7 +81,7 @@ def _items(path: Path) -> list[Mapping[str, Any]]:
     return found
 
 
-def _host(path: Path, node: Mapping[str, Any], devices: Mapping[str, Sequence[str]], notes: list[str]) -> Host | None:
+def _host(path: Path, node: Mapping[str, Any], devices: Mapping[str, Sequence[str]], notes: Notes) -> Host | None:
     metadata, status = as_mapping(node.get("metadata")), as_mapping(node.get("status"))
     name, labels = str(metadata.get("name", "")), _text_labels(metadata.get("labels"))
     capacity = as_mapping(status.get("capacity"))
@@ -92,15 +92,15 @@ def _host(path: Path, node: Mapping[str, Any], devices: Mapping[str, Sequence[st
     if not num_gpus and product:
         num_gpus = _count(labels.get("nvidia.com/gpu.count"))
         if num_gpus:
-            notes.append(f"{shorten(name, 60)} advertises no GPU resource; its count is that of a label (DRA?)")
+            notes.add("no GPU resource advertised, the count is that of a label (DRA?)", name)
     if not num_gpus:
         return None
     unfit = _unfit(node, status)
     if unfit:
-        notes.append(f"left out {shorten(name, 60)}: {unfit}")
+        notes.add(f"left out, {unfit}", name)
         return None
     if len(set(products)) > 1:
-        notes.append(f"{shorten(name, 60)} holds several GPU types; taken as {product}")
+        notes.add(f"several GPU types, taken as {product}", name)
     efa = _count(allocatable.get(EFA_RESOURCE))
     family = labels.get("node.kubernetes.io/instance-type", "").partition(".")[0]
     return Host(

@@ -13,7 +13,7 @@ from pathlib import Path
 from splitplan.catalogs.documents import read_text
 from splitplan.catalogs.errors import DocumentError, Problem, shorten
 from splitplan.catalogs.gpus import find_gpu
-from splitplan.planner.spec.readers.hosts import Host
+from splitplan.planner.spec.readers.hosts import Host, Notes
 
 WHAT = "the output of `nvidia-smi topo -m`"
 SAME_ROOT = ("PIX", "PXB")  # no host bridge between them
@@ -40,9 +40,9 @@ class Matrix:
         return [device for device in self.devices if not device.startswith("GPU")]
 
 
-def read_topo_matrices(paths: Sequence[Path], gpu: str) -> tuple[list[Host], list[str]]:
+def read_topo_matrices(paths: Sequence[Path], gpu: str) -> tuple[list[Host], Notes]:
     """(hosts, notes): one host per file, named after it; `gpu` is the type of all of them."""
-    notes: list[str] = []
+    notes = Notes()
     return [_host(path, gpu, notes) for path in paths], notes
 
 
@@ -99,22 +99,18 @@ def near_nics(matrix: Matrix) -> int:
     return len(close) or len(matrix.nics)
 
 
-def _host(path: Path, gpu: str, notes: list[str]) -> Host:
+def _host(path: Path, gpu: str, notes: Notes) -> Host:
     matrix = parse_matrix(read_text(path, "topology matrix"), str(path))
     domains = groups(matrix.gpus, lambda a, b: matrix.cells[a][b].startswith("NV"))
     sizes = sorted({len(domain) for domain in domains})
-    if len(sizes) > 1:
-        notes.append(f"{path.name}: NVLink joins groups of {sizes}; the smallest is planned with")
     linked = sizes[0] if sizes[0] > 1 else 0
-    if not linked and sizes[-1] > 1:
-        notes.append(f"{path.name}: some GPUs have no NVLink, so none is planned with")
+    if len(sizes) > 1:
+        notes.add(f"NVLink joins groups of {sizes} GPUs, planned with the smallest", path.stem)
     _check_generation(matrix, gpu, path, notes)
     kind = find_gpu(gpu, where=str(path), key="--gpu")
     num_nics = near_nics(matrix)
     if num_nics:
-        notes.append(
-            f"{path.name}: {num_nics} NICs near the GPUs; their kind is not in the matrix, give --nic LINK:{num_nics}"
-        )
+        notes.add(f"{num_nics} NICs near the GPUs, of what kind the matrix does not tell", path.stem)
     return Host(
         name=path.stem,
         gpu=gpu,
@@ -126,12 +122,12 @@ def _host(path: Path, gpu: str, notes: list[str]) -> Host:
     )
 
 
-def _check_generation(matrix: Matrix, gpu: str, path: Path, notes: list[str]) -> None:
+def _check_generation(matrix: Matrix, gpu: str, path: Path, notes: Notes) -> None:
     """Fewer NVLinks than the type has on a full fabric: a bridge or a mesh, slower than the catalog's link."""
     expected = LINKS_OF_GENERATION.get(find_gpu(gpu, where=str(path), key="--gpu").nvlink or "")
     counts = _nvlink_counts(matrix)
     if expected and counts and min(counts) < expected:
-        notes.append(f"{path.name}: NV{min(counts)} between some GPUs, {expected} links make the full rate of {gpu}")
+        notes.add(f"NV{min(counts)} between some GPUs, {expected} links make the full rate of {gpu}", path.stem)
 
 
 def _nvlink_counts(matrix: Matrix) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 from splitplan.catalogs.documents import read_text
 from splitplan.catalogs.errors import DocumentError, Problem, shorten
 from splitplan.planner.spec.names import expand_names
-from splitplan.planner.spec.readers.hosts import MAX_SOURCE_BYTES, Host, as_list, as_mapping, read_json
+from splitplan.planner.spec.readers.hosts import MAX_SOURCE_BYTES, Host, Notes, as_list, as_mapping, read_json
 from splitplan.planner.spec.readers.slurm_topology import Places
 
 WHAT = "the output of `scontrol show nodes`, or of `scontrol show nodes --json`"
@@ -32,16 +32,16 @@ _GRES = re.compile(r"gpu(?::(?P<type>[^:(,\s]+))?:(?P<count>\d+)(?P<detail>\([^)
 _INDEX = re.compile(r"IDX:([\d,-]+)")
 
 
-def read_slurm(path: Path, places: Places) -> tuple[list[Host], list[str]]:
+def read_slurm(path: Path, places: Places) -> tuple[list[Host], Notes]:
     """(hosts, notes): nodes with `Gres=gpu…` that can take work, placed by the topology."""
-    notes: list[str] = []
+    notes = Notes()
     hosts = []
     num_nodes = 0
     for record in _records(path):
         for name in expand_names(record.get("NodeName", ""), where=str(path), key="NodeName"):
             num_nodes += 1
             hosts += _hosts(name, record, places, str(path), notes)
-    if not hosts and not notes:
+    if not hosts and not notes.lines():
         hint = "GPUs need GresTypes=gpu in slurm.conf and Gres=gpu:TYPE:COUNT on the node lines"
         message = f"none of {num_nodes} nodes has Gres=gpu…" if num_nodes else "holds no NodeName="
         raise DocumentError(Problem(message, str(path), expected=WHAT, next_step=hint))
@@ -75,7 +75,7 @@ def _json_record(node: Mapping[str, Any]) -> Mapping[str, str]:
     }
 
 
-def _hosts(name: str, record: Mapping[str, str], places: Places, where: str, notes: list[str]) -> list[Host]:
+def _hosts(name: str, record: Mapping[str, str], places: Places, where: str, notes: Notes) -> list[Host]:
     found = [(match["type"] or "", int(match["count"])) for match in _GRES.finditer(record.get("Gres", ""))]
     found = [(kind, count) for kind, count in found if 0 < count <= 128]
     if not found:
@@ -85,11 +85,11 @@ def _hosts(name: str, record: Mapping[str, str], places: Places, where: str, not
     if "*" in record.get("State", ""):
         unfit.append("NOT_RESPONDING")
     if unfit:
-        notes.append(f"left out {shorten(name, 60)}: {unfit[0].lower()}")
+        notes.add(f"left out, {unfit[0].lower()}", name)
         return []
     if len({kind for kind, _ in found}) > 1:
         kinds = ", ".join(kind for kind, _ in found)
-        notes.append(f"left out {shorten(name, 60)}: it holds several GPU types ({shorten(kinds, 60)})")
+        notes.add(f"left out, several GPU types ({shorten(kinds, 60)})", name)
         return []
     kind, num_gpus = found[0][0], sum(count for _, count in found)
     memory_mib = record.get("RealMemory", "")
@@ -107,7 +107,7 @@ def _hosts(name: str, record: Mapping[str, str], places: Places, where: str, not
     ]
 
 
-def _in_use(name: str, record: Mapping[str, str], num_gpus: int, notes: list[str]) -> tuple[int, ...]:
+def _in_use(name: str, record: Mapping[str, str], num_gpus: int, notes: Notes) -> tuple[int, ...]:
     """Taken GPUs.
 
     Their indices where Slurm was asked for details (`-d`), else as many as it counts, from the first on.
@@ -120,5 +120,5 @@ def _in_use(name: str, record: Mapping[str, str], num_gpus: int, notes: list[str
     counted = re.search(r"gres/gpu=(\d+)", record.get("AllocTRES", ""))
     count = min(int(used["count"]) if used else int(counted[1]) if counted else 0, num_gpus)
     if count:
-        notes.append(f"{shorten(name, 60)}: {count} GPUs are taken, taken to be the first; `scontrol -d` says which")
+        notes.add(f"{count} GPUs are taken, assumed to be the first; `scontrol -d` says which", name)
     return tuple(range(count))

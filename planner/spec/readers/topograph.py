@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from splitplan.catalogs.errors import DocumentError, Problem, shorten
-from splitplan.planner.spec.readers.hosts import Host, as_list, as_mapping, read_json
+from splitplan.planner.spec.readers.hosts import Host, Notes, as_list, as_mapping, read_json
 
 WHAT = 'topograph\'s graph output, {"instances": [{"id": …, "network_layers": […]}]}'
 DOMAIN_LABELS = ("accelerator.topograph.run/domain", "nvidia.com/gpu.clique")
 
 
-def read_topograph(path: Path) -> tuple[list[Host], list[str]]:
+def read_topograph(path: Path) -> tuple[list[Host], Notes]:
     """(hosts, notes). GPU types come from `type` or a product label; topograph does not count GPUs."""
     data = as_mapping(read_json(path, WHAT))
     instances = as_list(data.get("instances"))
     if not instances:
         hint = "its Slurm output is a topology.conf: read that with `planner fleet import slurm`"
         raise DocumentError(Problem("holds no instances", str(path), expected=WHAT, next_step=hint))
-    return [_host(as_mapping(item), index, path) for index, item in enumerate(instances)], []
+    return [_host(as_mapping(item), index, path) for index, item in enumerate(instances)], Notes()
 
 
 def _host(instance: Mapping[str, Any], index: int, path: Path) -> Host:

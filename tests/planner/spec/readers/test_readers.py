@@ -111,8 +111,8 @@ def test_kubectl_leaves_out_what_cannot_take_work(tmp_path: Path) -> None:
     path = written(tmp_path, "n.json", {"items": [kube_node("ok"), cordoned, unready, kube_node("cpu", 0, "")]})
     imported = import_kubectl([path], IB)
     assert [entry["name"] for entry in imported.document["racks"][0]["nodes"]] == ["ok"]
-    assert "left out cordoned: it is cordoned" in imported.notes
-    assert "left out unready: it is not ready" in imported.notes
+    assert "cordoned: left out, it is cordoned" in imported.notes
+    assert "unready: left out, it is not ready" in imported.notes
 
 
 def test_kubectl_counts_what_is_allocatable(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_mig_and_unknown_products_stop_or_are_left_out(tmp_path: Path) -> None:
         import_kubectl([path], IB)
     imported = import_kubectl([path], ImportOptions(skip_unknown=True, nics=IB.nics))
     assert [entry["name"] for entry in imported.document["racks"][0]["nodes"]] == ["good"]
-    assert "left out 1 hosts with 'NVIDIA-Z900'" in imported.notes
+    assert "new: left out, 'NVIDIA-Z900' cannot be planned with" in imported.notes
 
 
 def test_efa_ports_are_counted_from_the_device_plugin(tmp_path: Path) -> None:
@@ -238,9 +238,9 @@ def test_slurm_nodes_with_a_tree(tmp_path: Path) -> None:
 
 def test_slurm_says_what_it_left_out_and_assumed(tmp_path: Path) -> None:
     imported = import_slurm(written(tmp_path, "n.txt", SCONTROL), None, IB)
-    assert "left out srv1103: drain" in imported.notes
-    assert "left out srv1104: not_responding" in imported.notes
-    assert any(note.startswith("old01: 2 GPUs are taken, taken to be the first") for note in imported.notes)
+    assert "srv1103: left out, drain" in imported.notes
+    assert "srv1104: left out, not_responding" in imported.notes
+    assert any(note.startswith("old[01-02]: 2 GPUs are taken, assumed to be the first") for note in imported.notes)
 
 
 def test_slurm_topology_yaml_gives_the_same_racks(tmp_path: Path) -> None:
