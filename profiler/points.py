@@ -11,12 +11,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from splitplan.catalogs.errors import InputError, Problem
 from splitplan.catalogs.models import BYTES_PER_ELEMENT, Model
 from splitplan.profiler.families import FAMILIES
 from splitplan.profiler.rates import Rates
-from splitplan.profiler.shapes import attention_shapes, fits_tensor_parallel, gemm_shapes, mla_shapes, moe_shapes
+from splitplan.profiler.shapes import (
+    DEEPSEEK_V3_BLOCK,
+    attention_shapes,
+    fits_tensor_parallel,
+    gemm_shapes,
+    mla_heads,
+    moe_shapes,
+)
 from splitplan.profiler.timer import Effort
 
 TOKENS = tuple(2**power for power in range(14))  # 1 … 8192
@@ -28,6 +36,7 @@ BATCHES = tuple(2**power for power in range(9))  # 1 … 256
 CONTEXTS = (256, 1024, 4096, 16384, 65536)
 MESSAGE_BYTES = tuple(2**power for power in range(12, 29, 2))  # 4 KiB … 256 MiB
 COPY_BYTES = tuple(2**power for power in range(16, 31, 2))  # 64 KiB … 1 GiB
+ROUTING = "power_law_1.2"  # what planning assumes of real traffic, and so what is measured
 SETUP_S = 0.02  # buffers and first call of a point
 MAX_SHARE_OF_BUDGET = 0.04  # a single point may not eat more
 
@@ -175,7 +184,7 @@ def _model_points(model: Model, tp: int, request: Request) -> Iterable[Point]:
         for moe in moe_shapes(model, tp):
             for tokens in TOKENS:
                 shape: dict[str, int | str] = {name: getattr(moe, name) for name in moe.__slots__}
-                yield make_point("moe", {**shape, "dtype": dtype, "distribution": "balanced", "tokens": tokens})
+                yield make_point("moe", {**shape, "dtype": dtype, "distribution": ROUTING, "tokens": tokens})
     for kv_dtype in request.kv_dtypes:
         yield from _attention_points(model, tp, kv_dtype, request.kv_limit_bytes)
         for dtype in request.dtypes:
@@ -188,44 +197,40 @@ def _attention_points(model: Model, tp: int, kv_dtype: str, limit_bytes: int) ->
         fixed: dict[str, int | str] = {name: getattr(shape, name) for name in shape.__slots__}
         fixed["kv_dtype"] = kv_dtype
         token_bytes = 2 * shape.kv_heads * shape.head_dim * BYTES_PER_ELEMENT[kv_dtype]
-        for new in NEW_TOKENS:
-            for past in PAST_TOKENS:
-                if (new + past) * token_bytes <= limit_bytes:
-                    yield make_point("prefill_attention", {**fixed, "batch": 1, "past": past, "new": new})
-        for batch in BATCHES:
-            for context in CONTEXTS:
-                if batch * context * token_bytes <= limit_bytes:
-                    yield make_point("decode_attention", {**fixed, "batch": batch, "context": context})
+        for new, past in product(NEW_TOKENS, PAST_TOKENS):
+            if (new + past) * token_bytes <= limit_bytes:
+                yield make_point("prefill_attention", {**fixed, "batch": 1, "past": past, "new": new})
+        for batch, context in product(BATCHES, CONTEXTS):
+            if batch * context * token_bytes <= limit_bytes:
+                yield make_point("decode_attention", {**fixed, "batch": batch, "context": context})
 
 
 def _mla_points(model: Model, tp: int, dtype: str, kv_dtype: str, limit_bytes: int) -> Iterable[Point]:
-    for mla in mla_shapes(model, tp):
-        detail: dict[str, int] = {name: getattr(mla, name) for name in mla.__slots__ if name != "heads"}
-        fixed: dict[str, int | str] = {"dtype": dtype, "kv_dtype": kv_dtype, "heads": mla.heads}
-        token_bytes = (mla.kv_lora + mla.rope_dim) * BYTES_PER_ELEMENT[kv_dtype]
-        for new in NEW_TOKENS:
-            for past in PAST_TOKENS:
-                yield make_point("mla_prefill", {**fixed, "batch": 1, "past": past, "new": new}, detail)
-        for batch in BATCHES:
-            for context in CONTEXTS:
-                if batch * context * token_bytes <= limit_bytes:
-                    yield make_point("mla_decode", {**fixed, "batch": batch, "context": context}, detail)
+    """The tables of latent attention are of DeepSeek-V3's dimensions and differ in heads; others scale from them."""
+    detail = {name: getattr(DEEPSEEK_V3_BLOCK, name) for name in DEEPSEEK_V3_BLOCK.__slots__ if name != "heads"}
+    token_bytes = (detail["kv_lora"] + detail["rope_dim"]) * BYTES_PER_ELEMENT[kv_dtype]
+    for heads in mla_heads(model, tp):
+        fixed: dict[str, int | str] = {"dtype": dtype, "kv_dtype": kv_dtype, "heads": heads, "batch": 1}
+        for new, past in product(NEW_TOKENS, PAST_TOKENS):
+            yield make_point("mla_prefill", {**fixed, "past": past, "new": new}, detail)
+        for batch, context in product(BATCHES, CONTEXTS):
+            if batch * context * token_bytes <= limit_bytes:
+                yield make_point("mla_decode", {**fixed, "batch": batch, "context": context}, detail)
 
 
 def _elementwise_points(model: Model, tp: int) -> Iterable[Point]:
-    """Fused residual and norm read two and write two rows; SwiGLU reads two and writes one; rotary reads and writes."""
+    """Fused residual and norm read two rows and write two; SwiGLU reads two, writes one; rotary reads and writes."""
     width = model.intermediate_size // tp if model.moe is None else model.moe.moe_intermediate_size
-    rotated = [(shape.heads + 2 * shape.kv_heads) * shape.head_dim for shape in attention_shapes(model, tp)]
-    heads = max(rotated, default=0)
-    for tokens in TOKENS:
-        for kind, per_token, columns in (
-            ("rmsnorm", 4 * model.hidden_size, model.hidden_size),
-            ("swiglu", 3 * width, width),
-            ("rotary", 2 * heads, heads),
-        ):
-            if columns:
-                shape: dict[str, int | str] = {"kind": kind, "num_bytes": 2 * tokens * per_token}
-                yield make_point("elementwise", shape, {"tokens": tokens, "columns": columns})
+    kinds = [
+        ("rmsnorm", 4 * model.hidden_size, {"columns": model.hidden_size}),
+        ("swiglu", 3 * width, {"columns": width}),
+    ]
+    for shape in attention_shapes(model, tp):
+        columns = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        heads = {"heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+        kinds.append(("rotary", 2 * columns, {"columns": columns, **heads}))
+    for tokens, (kind, values, detail) in product(TOKENS, kinds):
+        yield make_point("elementwise", {"kind": kind, "num_bytes": 2 * tokens * values}, {"tokens": tokens, **detail})
 
 
 def _host_points(request: Request) -> Iterable[Point]:

@@ -18,6 +18,7 @@ from splitplan.profiler.profile import Basis, Profile, Timed
 from splitplan.profiler.tables import gemm as gemm_tables
 from splitplan.profiler.tables.attention import AttentionTable, Variant
 from splitplan.profiler.tables.collectives import CollectiveTable, modelled
+from splitplan.profiler.tables.elementwise import ElementwiseTable
 from splitplan.profiler.tables.mla import DEEPSEEK_V3_HIDDEN, MlaTable
 from splitplan.profiler.tables.moe import MoeShape, MoeTable
 from splitplan.profiler.tables.roofline import Roofline, attended_pairs
@@ -202,7 +203,11 @@ class OpTimes:
     def elementwise(self, num_bytes: ArrayLike) -> Timed:
         """Norms, activations, rotary embedding: `num_bytes` read and written."""
         (size,) = _broadcast(num_bytes)
-        return _assumed(self.roofline.elementwise(size))
+        table = self._build("elementwise", "", lambda rows: ElementwiseTable(rows, self.roofline))
+        if table is None:
+            return _assumed(self.roofline.elementwise(size))
+        timed: Timed = table.query(size)
+        return timed
 
     def _build(self, family: str, part: str, make: Any) -> Any:
         key = (family, part)

@@ -118,21 +118,10 @@ class MlaShape:
     v_dim: int
 
 
-def mla_shapes(model: Model, tp: int) -> tuple[MlaShape, ...]:
-    """Distinct latent-attention blocks of one rank."""
-    mla = model.mla
-    if mla is None:
-        return ()
-    heads = {group.num_heads // tp for group in model.attention if group.kind == "mla"}
-    return tuple(
-        MlaShape(
-            count,
-            model.hidden_size,
-            mla.q_lora_rank or 0,
-            mla.kv_lora_rank,
-            mla.qk_rope_head_dim,
-            mla.qk_nope_head_dim,
-            mla.v_head_dim,
-        )
-        for count in sorted(heads)
-    )
+DEEPSEEK_V3_BLOCK = MlaShape(128, 7168, 1536, 512, 64, 128, 128)
+"""DeepSeek-V3's block on one rank (its config.json): what every published table of the family holds."""
+
+
+def mla_heads(model: Model, tp: int) -> tuple[int, ...]:
+    """Heads of one rank's latent attention, distinct."""
+    return tuple(sorted({group.num_heads // tp for group in model.attention if group.kind == "mla"}))

@@ -11,6 +11,7 @@ from splitplan.catalogs.errors import ProfileError
 from splitplan.profiler.operations import Operation, Pool, ignoring_index, rotating
 from splitplan.profiler.points import Point
 from splitplan.profiler.rates import Rates
+from splitplan.profiler.routing import chosen_experts
 from splitplan.profiler.timer import CpuTimer, Effort
 
 BLOCK_TOKENS = 16
@@ -115,9 +116,8 @@ class TorchWorkbench:
         down = self._pool.views((hidden, inter), dtype)
         rows = self._pool.random((tokens, hidden), dtype)
         out = self._empty((tokens, hidden), dtype)
-        generator = torch.Generator().manual_seed(0)
-        chosen = torch.rand(tokens, point["num_experts"], generator=generator).topk(point["topk"]).indices
-        routed = [(chosen == expert).any(1).nonzero()[:, 0].to(self._device) for expert in range(experts)]
+        chosen = torch.from_numpy(expert_routing(point)).to(self._device)
+        routed = [(chosen == expert).any(1).nonzero()[:, 0] for expert in range(experts)]
 
         def call(index: int) -> None:
             out.zero_()
@@ -132,14 +132,14 @@ class TorchWorkbench:
 
     def _mla_prefill(self, point: Point) -> Operation:
         """Projections, expanded keys and values, attention over past and new, output projection."""
-        weights, latents = _MlaWeights(self, point), self._latents(point, point["past"])
+        weights, latents = MlaWeights(self, point), self._latents(point, point["past"])
         rows = self._pool.random((point["batch"] * point["new"], point["hidden"]), weights.dtype)
         mask = self._mask(point["new"], point["past"], 0)
         return self._operation_of(lambda latent: weights.prefill(rows, latent, mask), latents)
 
     def _mla_decode(self, point: Point) -> Operation:
         """Projections and attention in the latent space, with the up-projections absorbed into the query."""
-        weights, latents = _MlaWeights(self, point), self._latents(point, point["context"])
+        weights, latents = MlaWeights(self, point), self._latents(point, point["context"])
         rows = self._pool.random((point["batch"], point["hidden"]), weights.dtype)
         return self._operation_of(lambda latent: weights.decode(rows, latent), latents)
 
@@ -210,7 +210,7 @@ class TorchWorkbench:
         return Operation(call, rotations, cache, poison, is_finite)
 
 
-class _MlaWeights:
+class MlaWeights:
     """Random weights of one latent-attention block, and its two ways to run."""
 
     def __init__(self, bench: TorchWorkbench, point: Point) -> None:
@@ -254,16 +254,29 @@ class _MlaWeights:
 
     def decode(self, rows: Any, cached: Any) -> Any:
         """[batch, hidden] → the same shape; `cached` is [batch, context, latent + rope]."""
-        torch, point = self._torch, self._point
-        nope, rope = self._queries(rows)
-        absorbed = torch.einsum("bshn,hnl->bhsl", nope, self._key_up)
-        query = torch.cat([absorbed, rope.transpose(1, 2)], -1)
-        keys = cached[:, None].expand(-1, point["heads"], -1, -1)
+        point, keys = self._point, cached[:, None].expand(-1, self._point["heads"], -1, -1)
         scale = 1 / math.sqrt(point["nope_dim"] + point["rope_dim"])
-        attend = torch.nn.functional.scaled_dot_product_attention
-        latent = attend(query, keys, keys[..., : point["kv_lora"]], scale=scale)
-        seen = torch.einsum("bhsl,hvl->bshv", latent, self._value_up)
+        attend = self._torch.nn.functional.scaled_dot_product_attention
+
+        def attention(query: Any) -> Any:
+            return attend(query[:, :, None], keys, keys[..., : point["kv_lora"]], scale=scale)[:, :, 0]
+
+        return self.decode_with(rows, attention)
+
+    def decode_with(self, rows: Any, attention: Callable[[Any], Any]) -> Any:
+        """The block around an attention of absorbed queries [batch, heads, latent + rope] → [batch, heads, latent]."""
+        torch = self._torch
+        nope, rope = (part[:, 0] for part in self._queries(rows))
+        absorbed = torch.einsum("bhn,hnl->bhl", nope, self._key_up)
+        latent = attention(torch.cat([absorbed, rope], -1))
+        seen = torch.einsum("bhl,hvl->bhv", latent, self._value_up)
         return seen.reshape(len(rows), -1) @ self._out.t()
+
+
+def expert_routing(point: Point) -> Any:
+    """[tokens, topk] local expert or -1, by the exponent in the distribution's name."""
+    exponent = float(point.text("distribution").removeprefix("power_law_"))
+    return chosen_experts(point["tokens"], point["num_experts"], point["topk"], point["ep"], exponent)
 
 
 def measured_cpu_rates(torch: Any, timer: CpuTimer) -> Rates:
