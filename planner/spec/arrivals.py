@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from splitplan.planner.spec.workload import FloatArray
+from splitplan.planner.spec.workload import FloatArray, Requests
 
 COARSE_ZERO_SHARE = 0.5
 
@@ -50,3 +50,9 @@ def _coarse_stamp_s(gap_s: FloatArray) -> float | None:
     stamp_s = float(np.median(positive))
     ratio = positive / stamp_s
     return stamp_s if np.abs(ratio - np.rint(ratio)).max() < 0.01 and ratio.min() > 0.5 else None
+
+
+def busiest_req_per_s(requests: Requests, window_s: float) -> float:
+    """Requests in the fullest window of a length, over that length."""
+    last = np.searchsorted(requests.arrival_s, requests.arrival_s + window_s, side="left")
+    return float((last - np.arange(len(requests))).max()) / window_s

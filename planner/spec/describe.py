@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from splitplan.catalogs.errors import InputError, Problem
-from splitplan.planner.spec.arrivals import burstiness
+from splitplan.planner.spec.arrivals import burstiness, busiest_req_per_s
 from splitplan.planner.spec.fit import fit_gaps, fit_lengths
 from splitplan.planner.spec.prefix import cached_tokens
 from splitplan.planner.spec.workload import IntArray, Requests
@@ -44,6 +44,7 @@ def fit_document(
         cached = cached_tokens(requests.prefix, requests.input_tokens, cache_blocks)
     document: dict[str, Any] = {"kind": "Workload", "version": 1, "name": name, "source": source, "licence": licence}
     document["rate_req_per_s"] = _rounded(rate)
+    document["busiest_minute"] = _rounded(max(1.0, busiest_req_per_s(requests, 60.0) / rate))
     document["arrivals"] = _arrivals(requests)
     if len(class_names) == 1:
         document["lengths"] = {"sample": _sample(requests, cached, num_points)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from splitplan.planner.spec.arrivals import burstiness
+from splitplan.planner.spec.arrivals import burstiness, busiest_req_per_s
 from splitplan.planner.spec.prefix import cached_tokens, hit_share, token_hit_ratio
 from splitplan.planner.spec.slo import format_slo
 from splitplan.planner.spec.workload import FloatArray, IntArray, PrefixBlocks, Requests, Workload
@@ -101,7 +101,7 @@ def summarise(workload: Workload) -> WorkloadSummary:
         output_tokens_per_s=rate * float(outputs @ weight),
         arrival_scv=workload.arrival_scv,
         stamp_s=None if trace is None else burstiness(trace.arrival_s).stamp_s,
-        busiest_req_per_s={} if trace is None else _busiest(trace),
+        busiest_req_per_s=_busiest(trace),
         correlation=_correlation(prompts, outputs, weight),
         classes=tuple(classes),
         prefix_hit_ratio=workload.prefix_hit_ratio,
@@ -142,10 +142,7 @@ def _correlation(prompts: IntArray, outputs: IntArray, weight: FloatArray) -> fl
     return float((inputs * answers) @ weight) / spread if spread > 1e-9 else 0.0
 
 
-def _busiest(trace: Requests) -> dict[str, float]:
-    """Requests in the fullest window of each length, over that length."""
-    rates = {}
-    for window_s in BUSY_WINDOWS_S:
-        last = np.searchsorted(trace.arrival_s, trace.arrival_s + window_s, side="left")
-        rates[f"{window_s:g} s"] = float((last - np.arange(len(trace))).max()) / window_s
-    return rates
+def _busiest(trace: Requests | None) -> dict[str, float]:
+    if trace is None:
+        return {}
+    return {f"{window_s:g} s": busiest_req_per_s(trace, window_s) for window_s in BUSY_WINDOWS_S}

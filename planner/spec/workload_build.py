@@ -25,6 +25,7 @@ from splitplan.planner.spec.workload_trace import workload_of_trace
 
 MAX_WORKLOAD_BYTES = 16 * 2**20
 HEAD_BYTES = 4096
+NOTEWORTHY_BUSIEST_MINUTE = 1.2
 MIN_SHARE_SUM, MAX_SHARE_SUM = 0.999, 1.001
 
 
@@ -98,6 +99,16 @@ def build_workload(document: Document, rate_req_per_s: float | None = None) -> W
         cached_tokens=rows.cached_tokens,
         gaps=gaps,
         hourly_req_per_s=tuple(hour * scale for hour in file.hourly_req_per_s),
+        notes=_stationary_note(file),
+    )
+
+
+def _stationary_note(file: WorkloadFile) -> tuple[str, ...]:
+    if file.busiest_minute is None or file.busiest_minute < NOTEWORTHY_BUSIEST_MINUTE:
+        return ()
+    return (
+        f"{file.name}: the busiest minute of its trace had {file.busiest_minute:.2f} times the mean rate; "
+        "samples are stationary at the mean, so plan with a higher --rate, or replay the trace itself",
     )
 
 

@@ -115,6 +115,9 @@ class WorkloadFile(FileModel):
     hourly_req_per_s: Annotated[list[Rate], Field(max_length=8784)] = Field(
         [], description="instead of `rate_req_per_s`: the rate of each hour"
     )
+    busiest_minute: Annotated[float, Field(ge=1, le=1e6, json_schema_extra=unit("ratio"))] | None = Field(
+        None, description="rate of the busiest minute of the trace it was fitted to, over the mean rate; for a note"
+    )
     arrivals: ArrivalsFile = Field(ArrivalsFile(), description="burstiness")
     prefix_hit_ratio: Share = Field(0.0, description="prompt tokens found in a warm cache, where no class says more")
     lengths: LengthsFile | None = Field(None, description="for a workload of one class")

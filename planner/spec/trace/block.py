@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -67,9 +69,8 @@ class TraceFacts:
         return self.class_codes.setdefault(class_name, len(self.class_codes))
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row, parsed but not yet checked."""
+class Row(NamedTuple):
+    """One row, parsed but not yet checked. A tuple, because a trace makes millions."""
 
     line: int
     time_s: float
@@ -105,7 +106,7 @@ class RowBuffer:
         rows, self.rows = self.rows, []
         blocks = None
         if any(row.hashes is not None for row in rows):
-            hashes = np.fromiter((item for row in rows for item in row.hashes or ()), dtype=np.int64)
+            hashes = np.fromiter(chain.from_iterable(row.hashes or () for row in rows), dtype=np.int64)
             blocks = hashes, np.array([len(row.hashes or ()) for row in rows], dtype=np.int64)
         cached = None
         if any(row.cached_tokens is not None for row in rows):
@@ -134,6 +135,8 @@ def fault(prompt: int, output: int) -> str | None:
 
 def whole_number(value: object) -> int | None:
     """An integer from a JSON value or text such as `374` or `374.0`; None when it is none."""
+    if type(value) is int:
+        return value
     if isinstance(value, bool) or value is None:
         return None
     try:

@@ -20,6 +20,7 @@ MAX_LINE_BYTES = 16 * 2**20
 MAX_WHOLE_BYTES = 256 * 2**20
 CHUNK_BYTES = 2**20
 MAX_BLOCK_TOKENS = 2**20
+MAX_HASH = 2**62
 CHARACTERS_PER_TOKEN = 4.0
 """Of English text under common tokenizers; assumed where a data set holds text and no counts."""
 _SKIPPED = re.compile(r"[\s,]*")
@@ -111,7 +112,9 @@ def _time_s(record: Mapping[str, Any], name: str | None) -> float | None:
 
 
 def _are_hashes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and -(2**62) < item < 2**62 for item in value)
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+        return False
+    return not value or (min(value) > -MAX_HASH and max(value) < MAX_HASH)
 
 
 def read_whole(handle: BinaryIO, where: str) -> Any:
