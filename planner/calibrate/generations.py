@@ -21,7 +21,8 @@ SchedulerKind = Literal["chunked", "prefill-first", "whole-prompts"]
 class Generation:
     """Defaults of one engine generation on one GPU."""
 
-    key: str  # how calibrations name it: "vllm-v1"
+    key: str  # "vllm-v1"
+    from_version: str  # of `engine`: how calibration entries name the generation
     engine: str  # whose kernels: profile name
     version: str
     scheduler: (
@@ -34,17 +35,18 @@ class Generation:
     memory_of: Literal["total", "free"]  # what the fraction is taken of
     block_tokens: int
     reserves_output: bool  # a sequence holds blocks for its whole output from admission on
-    graphs: bool  # decode steps replay CUDA graphs
-    hides_host: bool  # the next step is scheduled while the device works
+    whole_batch_prefill: bool = False  # a static batch's prompts run in one step, however long
 
 
-_VLLM_EARLY = Generation("vllm-early", "vllm", "0.1", "prefill-first", 256, 8192, 0.9, "total", 16, False, False, False)
-_VLLM_V0 = replace(_VLLM_EARLY, key="vllm-v0", version="0.6", graphs=True)
-_VLLM_V1 = replace(_VLLM_V0, key="vllm-v1", version="0.11", scheduler="chunked", max_num_batched_tokens=2048)
-_SGLANG = Generation("sglang", "sglang", "0.5", "prefill-first", 2048, 8192, 0.88, "total", 1, False, True, True)
-_TRTLLM = Generation("trtllm", "trtllm", "1.0", "whole-prompts", 2048, 8192, 0.9, "free", 32, True, True, True)
-_TRTLLM_STATIC = replace(_TRTLLM, key="trtllm-static", version="0.6", max_num_batched_tokens=1 << 20)
-_LMDEPLOY = Generation("lmdeploy", "lmdeploy", "0.1", "prefill-first", 256, 8192, 0.5, "total", 64, False, False, False)
+_VLLM_EARLY = Generation("vllm-early", "0", "vllm", "0.1", "prefill-first", 256, 8192, 0.9, "total", 16, False, True)
+_VLLM_V0 = replace(_VLLM_EARLY, key="vllm-v0", from_version="0.2", version="0.6", whole_batch_prefill=False)
+_VLLM_V1 = replace(
+    _VLLM_V0, key="vllm-v1", from_version="0.8", version="0.11", scheduler="chunked", max_num_batched_tokens=2048
+)
+_SGLANG = Generation("sglang", "0", "sglang", "0.5", "prefill-first", 2048, 8192, 0.88, "total", 1, False)
+_TRTLLM = Generation("trtllm", "0.8", "trtllm", "1.0", "whole-prompts", 2048, 8192, 0.9, "free", 32, True)
+_TRTLLM_STATIC = replace(_TRTLLM, key="trtllm-static", from_version="0", version="0.6", whole_batch_prefill=True)
+_LMDEPLOY = Generation("lmdeploy", "0", "lmdeploy", "0.1", "prefill-first", 256, 8192, 0.5, "total", 64, False)
 
 ENGINE_NAMES = {
     "vllm": "vllm",
@@ -76,7 +78,7 @@ def find_generation(
         return _LMDEPLOY
     early = version_key(version) < (0, 8) if version_key(version) else date[:4] in ("2022", "2023")
     found = _TRTLLM_STATIC if early or static else _TRTLLM
-    return replace(found, version=version or found.version)
+    return found if found is _TRTLLM_STATIC else replace(found, version=version or found.version)
 
 
 def _vllm(name: str, version: str, date: str, gpu: Gpu, *, offline: bool) -> Generation:
@@ -92,5 +94,4 @@ def _vllm(name: str, version: str, date: str, gpu: Gpu, *, offline: bool) -> Gen
         version=version or _VLLM_V1.version,
         max_num_batched_tokens=budget,
         max_num_seqs=1024 if large else 256,
-        hides_host=(bool(key) and key >= (0, 14)) or (not key and date[:4] >= "2026"),
     )

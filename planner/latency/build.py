@@ -111,7 +111,7 @@ def step_model(
     return StepModel(
         overhead_s=(0.0, 0.0),
         host_s=overhead.host_s(stage.num_layers, tp, max_num_seqs),
-        gap_s=overhead.gap_s,
+        gap_s=overhead.step_gap_s(tp),
         token_s=_sustained(tables, overhead.compute_scale)[: max_num_batched_tokens + 1],
         sequence_s=overhead.sequence_s(tables.sequence_s[: max_num_seqs + 1]),
         prefill_new_knots=PREFILL_NEW_KNOTS,

@@ -42,6 +42,7 @@ class Parameter:
 PARAMETERS = (
     Parameter("launch_us", "launch_s", "us", 1e-6, 0, 100, "host time to launch a kernel, without graph replay"),
     Parameter("gap_us", "gap_s", "us", 1e-6, 0, 50_000, "host time between two steps that nothing hides"),
+    Parameter("rank_gap_us", "rank_gap_s", "us", 1e-6, 0, 10_000, "the same, by doubling of tensor ranks"),
     Parameter("sequence_gap_us", "sequence_gap_s", "us", 1e-6, 0, 1_000, "the same, by sequence in the step"),
     Parameter("compute_scale", "compute_scale", "", 1.0, 0.5, 3, "sustained over benchmarked compute-bound time"),
     Parameter("request_ms", "request_s", "ms", 1e-3, 0, 2_000, "front end of a request: HTTP, tokenizer, hand-over"),

@@ -1,8 +1,9 @@
 """What an engine adds to a step beside its kernels; each term has a physical meaning and one value per generation.
 
-    step_s     = max(device_s, host_s) + gap_s + sequence_gap_s · sequences
+    step_s     = max(device_s, host_s) + gap_s + rank_gap_s · log2(tp) + sequence_gap_s · sequences
     host_s     = launch_s · kernels of the stage       an engine that launches kernel by kernel cannot step faster
     gap_s                                              scheduling, input copies, sampling: nothing runs on the device
+    rank_gap_s · log2(tp)                              telling every tensor rank what to run, and waiting for the last
     sequence_gap_s · sequences                         the same, by sequence: block tables, sampling, output handling
 
 `compute_scale` is how much longer compute-bound kernels take in a server that runs hot than in a benchmark that does
@@ -14,6 +15,7 @@ Values are fitted by `planner calibrate`; they live in catalogs/calibration with
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +30,7 @@ class EngineOverhead:
 
     launch_s: float = 0.0
     gap_s: float = 0.0
+    rank_gap_s: float = 0.0
     sequence_gap_s: float = 0.0
     compute_scale: float = 1.0
     request_s: float = 0.0
@@ -35,6 +38,10 @@ class EngineOverhead:
     tpot_spread: float = 1.25  # factor up and down that holds 90 % of the calibration points
     ttft_spread: float = 2.0
     throughput_spread: float = 1.25
+
+    def step_gap_s(self, tp: int) -> float:
+        """Unhidden host seconds of a step on `tp` ranks."""
+        return self.gap_s + self.rank_gap_s * math.log2(tp)
 
     def host_s(self, num_layers: float, tp: int, max_num_seqs: int) -> FloatArray:
         """[max_num_seqs + 1] seconds the host needs to launch a step; the same for every batch."""

@@ -1,8 +1,9 @@
 """Op times for a GPU that was never measured: a measured sibling's, scaled by the ratio of their rooflines.
 
-    seconds = measured on the sibling · roofline on this GPU / roofline on the sibling
+    seconds = measured on the sibling + roofline on this GPU − roofline on the sibling, at least this GPU's roofline
 
 The sibling has the same architecture, so its kernels are the same; what differs is bandwidth, tensor rate and links.
+What the sibling needs beyond its roofline (latency, waves, launch) does not scale with bandwidth and is kept.
 Results are EXTRAPOLATED. A GPU of an architecture that nobody measured gets its bare roofline, ASSUMED.
 """
 
@@ -37,9 +38,10 @@ class SiblingOps:
 
     def _scaled(self, name: str, *sizes: Any, **shape: Any) -> Timed:
         measured: Timed = getattr(self.sibling, name)(*sizes, **shape)
-        ratio = getattr(self._own, name)(*sizes, **shape).seconds / getattr(self._theirs, name)(*sizes, **shape).seconds
+        own = getattr(self._own, name)(*sizes, **shape).seconds
+        difference = own - getattr(self._theirs, name)(*sizes, **shape).seconds
         basis = np.maximum(measured.basis, np.uint8(Basis.EXTRAPOLATED)).astype(np.uint8)
-        return Timed(measured.seconds * ratio, basis)
+        return Timed(np.maximum(measured.seconds + difference, own), basis)
 
     def gemm(self, m: Any, n: Any, k: Any, dtype: str) -> Timed:
         """[m, k] × [k, n]."""
@@ -86,6 +88,26 @@ class SiblingOps:
         return self._own.elementwise(num_bytes)
 
 
+class FusedQuantisationOps:
+    """Op times of an engine that casts activations to fp8 inside other kernels, whose GEMM table times the cast apart.
+
+    TensorRT-LLM's fp8 table holds the linear module with its stand-alone cast, some 7 us a GEMM at small m; served, the
+    cast is fused into the norm or activation before it. vLLM's table times the bare product on the same GPU.
+    """
+
+    def __init__(self, ops: OpTimes, bare: OpTimes) -> None:
+        self._ops = ops
+        self._bare = bare
+        self.gpu = ops.gpu
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+    def gemm(self, m: Any, n: Any, k: Any, dtype: str) -> Timed:
+        """[m, k] × [k, n]; fp8 without the cast."""
+        return (self._bare if dtype.startswith("fp8") else self._ops).gemm(m, n, k, dtype)
+
+
 @lru_cache(maxsize=64)
 def _op_times(gpu_name: str, engine: str) -> tuple[OpSource, str]:
     gpu = find_gpu(gpu_name)
@@ -95,12 +117,24 @@ def _op_times(gpu_name: str, engine: str) -> tuple[OpSource, str]:
                 times = OpTimes(find_profile(name, borrowed), find_gpu(name))
             except UnknownNameError:
                 continue
+            if borrowed == "trtllm":
+                times = _fused(times)
             kernels = "" if borrowed == engine else f"{engine} kernels taken as {borrowed}'s"
             if name == gpu.name:
                 return times, kernels
             scaled = f"{gpu.name} scaled from {name} by roofline"
             return SiblingOps(times, gpu), "; ".join(part for part in (scaled, kernels) if part)
     return OpTimes(None, gpu), f"{gpu.name}: no measured relative, bare roofline"
+
+
+def _fused(times: OpTimes) -> Any:
+    """TensorRT-LLM's op times with fp8 products as they are served, where vLLM's table of the GPU has them."""
+    try:
+        bare = OpTimes(find_profile(times.gpu.name, "vllm"), times.gpu)
+    except UnknownNameError:
+        return times
+    has_fp8 = bare.profile is not None and "fp8" in set(bare.profile.tables["gemm"].keys["dtype"].tolist())
+    return FusedQuantisationOps(times, bare) if has_fp8 else times
 
 
 def find_op_times(gpu: Gpu, engine: str) -> tuple[OpSource, str]:

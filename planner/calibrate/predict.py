@@ -1,0 +1,219 @@
+"""Predicting a measured point: the step model of what ran, through the simulator, as the benchmark drove it.
+
+    static-batch         the batch at time 0, alone; its TTFT is when the last prompt is done, its TPOT follows that
+    offline              many requests at time 0, as many as the engine takes side by side
+    online-concurrency   a closed loop of N users; where the source states fewer requests than users, a burst
+    online-rate          an open loop, Poisson arrivals ("inf": all at time 0)
+
+Queueing is simulated. TTFT adds the front end (`request_s` + `request_token_s` per prompt token), which also delays the
+next request of a user.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitplan.planner.calibrate.points import Point
+from splitplan.planner.calibrate.resolve import Setup, UnpredictableError
+from splitplan.planner.latency.build import step_model
+from splitplan.planner.latency.overhead import EngineOverhead
+from splitplan.planner.latency.step import StepModel
+from splitplan.planner.simulate.compiled import has_numba
+from splitplan.planner.simulate.deployment import Deployment, InstanceSpec
+from splitplan.planner.simulate.run import simulate
+from splitplan.planner.spec.workload import Requests
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+SEED = 20261129
+LARGEST_STEP_TOKENS = 65536
+"""Static batches run their prompts in one step; beyond this many tokens a step is cut, its cost being linear there."""
+
+REQUESTS_PER_USER = 10
+"""Requests of a closed loop whose source states none: ten rounds, as the common sweeps do."""
+
+FEWEST_REQUESTS, MOST_REQUESTS = 40, 3000
+OFFLINE_REQUESTS = 2000
+
+IN_HOUSE_LEAST_BUDGET = 2048
+"""Chunk budget of NVIDIA's in-house sweeps: the prompt length, at least this. Not stated by the source but read off its
+TTFT, which with three engines follows this budget and no fixed one (docs/accuracy.md)."""
+
+SHAREGPT_SIGMA = (1.1, 0.9)
+"""Spread of the logarithms of ShareGPT's prompt and answer lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """A predicted latency by statistic, in seconds."""
+
+    mean_s: float
+    p50_s: float
+    p99_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a point should measure."""
+
+    ttft: Statistics
+    tpot: Statistics
+    output_tokens_per_s: float
+    basis_shares: tuple[float, float, float, float]  # of step time: measured, interpolated, extrapolated, assumed
+    notes: tuple[str, ...]
+
+
+def predict(point: Point, setup: Setup, overhead: EngineOverhead) -> Prediction:
+    """Simulate one point. Raises UnpredictableError when no request could finish."""
+    step = setup_step_model(point, setup, overhead)
+    instance = _instance(point, setup, step)
+    requests = make_requests(point)
+    reserve = int(requests.output_tokens.mean()) if setup.generation.reserves_output else 0
+    deployment = Deployment(instances=(replace(instance, reserve_output_tokens=reserve),))
+    front_end_s = overhead.request_s + overhead.request_token_s * float(requests.input_tokens.mean())
+    arrivals, concurrency = _arrivals(point, len(requests))
+    results = simulate(
+        deployment,
+        requests,
+        seed=SEED,
+        arrivals=arrivals,
+        concurrency=concurrency,
+        think_s=front_end_s if arrivals == "closed" else 0.0,
+        warmup_share=0.0,
+        form="numba" if has_numba() else "python",
+    )
+    run = results.runs[0]
+    if run.num_finished < len(requests) or not run.end_s > 0:
+        raise UnpredictableError(f"{len(requests) - run.num_finished} requests would not fit into KV memory")
+    ttft_s = run.ttft_s + overhead.request_s + overhead.request_token_s * requests.input_tokens
+    tpot_s = run.tpot_s[np.isfinite(run.tpot_s)]
+    if point.mode == "static-batch":
+        ttft_s, tpot_s = _batch_latencies(run.ttft_s, run.end_s, requests.output_tokens)
+    replicas = max(1, point.replicas)
+    return Prediction(
+        ttft=_statistics(ttft_s),
+        tpot=_statistics(tpot_s),
+        output_tokens_per_s=replicas * run.output_tokens / run.end_s,
+        basis_shares=step.basis_shares,
+        notes=setup.notes,
+    )
+
+
+def _batch_latencies(ttft_s: FloatArray, end_s: float, output_tokens: IntArray) -> tuple[FloatArray, FloatArray]:
+    """(TTFT, TPOT) of a batch driven without a server: the prompt phase of all, and the rest by token."""
+    prompt_s = float(ttft_s.max())
+    tokens = int(output_tokens.max()) - 1
+    return np.array([prompt_s]), np.array([(end_s - prompt_s) / tokens] if tokens > 0 else [])
+
+
+def _statistics(values: FloatArray) -> Statistics:
+    if len(values) == 0:
+        return Statistics(math.nan, math.nan, math.nan)
+    return Statistics(float(values.mean()), float(np.median(values)), float(np.percentile(values, 99)))
+
+
+def setup_step_model(point: Point, setup: Setup, overhead: EngineOverhead) -> StepModel:
+    """The step tables of the point's instance."""
+    kv_dtype = "fp8" if setup.kv_dtype == "fp8_block" else setup.kv_dtype
+    return step_model(
+        setup.model,
+        setup.ops,
+        setup.engine,
+        setup.link,
+        tp=setup.tp,
+        pp=setup.pp,
+        ep=setup.ep,
+        weight_dtype=setup.weight_dtype,
+        kv_dtype=kv_dtype,
+        max_num_seqs=_slots(point, setup),
+        max_num_batched_tokens=max(_step_tokens(point, setup), _slots(point, setup)),
+        overhead=overhead,
+    )
+
+
+def _slots(point: Point, setup: Setup) -> int:
+    if point.mode == "static-batch" and point.concurrency:
+        return max(setup.generation.max_num_seqs, point.concurrency)
+    return setup.generation.max_num_seqs
+
+
+def _step_tokens(point: Point, setup: Setup) -> int:
+    if setup.generation.whole_batch_prefill and point.mode == "static-batch":
+        batch = (point.concurrency or 1) * math.ceil(point.input_tokens)
+        return min(max(batch, 1), LARGEST_STEP_TOKENS)
+    if in_house_run(point):
+        return max(IN_HOUSE_LEAST_BUDGET, math.ceil(point.input_tokens))
+    return setup.generation.max_num_batched_tokens
+
+
+def in_house_run(point: Point) -> bool:
+    """NVIDIA's own sweeps, whose engines were generated for each prompt length: see IN_HOUSE_LEAST_BUDGET."""
+    return "nvidia in-house" in point.notes.lower() or "silicon_sample" in point.notes.lower()
+
+
+def _instance(point: Point, setup: Setup, step: StepModel) -> InstanceSpec:
+    slots = _slots(point, setup)
+    return InstanceSpec(
+        name=point.id,
+        role="colocated",
+        step=step,
+        kv_capacity_tokens=setup.kv_capacity_tokens,
+        block_tokens=setup.generation.block_tokens,
+        max_num_seqs=slots,
+        max_num_batched_tokens=max(_step_tokens(point, setup), slots),
+        scheduler="sglang" if setup.generation.scheduler == "prefill-first" else "vllm",
+    )
+
+
+def _arrivals(point: Point, num_requests: int) -> tuple[Literal["open", "burst", "closed"], int]:
+    if point.mode == "online-rate" and point.rate_req_per_s and math.isfinite(point.rate_req_per_s):
+        return "open", 0
+    if point.mode == "online-concurrency" and point.concurrency and point.concurrency < num_requests:
+        return "closed", point.concurrency
+    return "burst", 0
+
+
+def make_requests(point: Point) -> Requests:
+    """The requests a benchmark of this point sends; lengths as its source describes them, under a fixed seed."""
+    count = _num_requests(point)
+    rng = np.random.default_rng(SEED)
+    inputs, outputs = _lengths(point, count, rng)
+    arrival_s = np.zeros(count)
+    if point.mode == "online-rate" and point.rate_req_per_s and math.isfinite(point.rate_req_per_s):
+        arrival_s = np.cumsum(rng.exponential(1.0 / point.rate_req_per_s, count))
+    zeros = np.zeros(count, dtype=np.int64)
+    return Requests(arrival_s, inputs, outputs, zeros, zeros)
+
+
+def _num_requests(point: Point) -> int:
+    if point.mode == "static-batch":
+        return point.concurrency or 1
+    stated = re.search(r"\b(\d[\d,]*) (?:requests|prompts)\b", point.notes)
+    if stated:
+        return min(MOST_REQUESTS, max(int(stated.group(1).replace(",", "")), 1))
+    if point.mode == "offline":
+        return OFFLINE_REQUESTS
+    users = point.concurrency or 32
+    return min(max(REQUESTS_PER_USER * users, FEWEST_REQUESTS), max(MOST_REQUESTS, 2 * users))
+
+
+def _lengths(point: Point, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+    means = (point.input_tokens, point.output_tokens)
+    if re.search(r"0\.8-1\.0", point.notes):
+        drawn = [mean * rng.uniform(0.8, 1.0, count) for mean in means]
+    elif "sharegpt" in point.notes.lower():
+        drawn = []
+        for mean, sigma in zip(means, SHAREGPT_SIGMA, strict=True):
+            sample = rng.lognormal(0.0, sigma, count)
+            drawn.append(sample / sample.mean() * mean)
+    else:
+        drawn = [np.full(count, mean) for mean in means]
+    inputs, outputs = (np.maximum(1, np.round(values)).astype(np.int64) for values in drawn)
+    return inputs, outputs
