@@ -160,6 +160,7 @@ def _instance_fields(instance: InstanceSpec) -> dict[int, int]:
         at.E_WATERMARK_BLOCKS: int(instance.watermark * blocks),
         at.E_MAX_SEQS: instance.max_num_seqs,
         at.E_BUDGET_TOKENS: instance.max_num_batched_tokens,
+        at.E_PREFILL_FIRST: int(instance.scheduler == "sglang"),
         at.E_RESERVE_BLOCKS: -(-instance.reserve_output_tokens // instance.block_tokens),
         at.E_LOCAL_LINK: _link_handle(instance.local_link if instance.role == "prefill" else None),
     }

@@ -3,6 +3,7 @@
 A boundary settles the run of steps that ended, then schedules the next one as vLLM V1 does: running decodes first (each
 one token, preempting the latest admitted when KV blocks are short), then the prompt that is half done, then waiting
 requests in order while slots, the token budget and KV blocks last. A prompt's blocks are taken whole on admission.
+Where prompts go first, a step holds prompts alone as long as one is half done or can be admitted; decodes wait.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from splitplan.planner.simulate.layout import (
     E_BLOCK_TOKENS,
     E_BUDGET_TOKENS,
+    E_DECODING,
     E_HEAP,
     E_INCOMING_HEAD,
     E_INDEX,
@@ -21,6 +23,7 @@ from splitplan.planner.simulate.layout import (
     E_PHASES,
     E_PREEMPTED,
     E_PREEMPTIONS,
+    E_PREFILL_FIRST,
     E_PROMPTS,
     E_PROMPTS_TAIL,
     E_READY_HEAD,
@@ -210,7 +213,11 @@ def _schedule(world: World, engine: int, now_s: float) -> None:
     engine_i[engine + E_PREEMPTED] = 0
     world.engine_f[engine + E_STEP_ATTENTION_S] = 0.0
     _join_delivered(world, engine)
-    _make_room(world, engine, now_s)
+    if engine_i[engine + E_PREFILL_FIRST] == 1 and _prompt_goes_first(world, engine):
+        engine_i[engine + E_DECODING] = 0
+    else:
+        _make_room(world, engine, now_s)
+        engine_i[engine + E_DECODING] = engine_i[engine + E_RUNNING]
     if engine_i[engine + E_PARTIAL] >= 0:
         _add_chunk(world, engine, engine_i[engine + E_PARTIAL])
     if engine_i[engine + E_PREEMPTED] == 0:
@@ -218,6 +225,17 @@ def _schedule(world: World, engine: int, now_s: float) -> None:
         _reserve_incoming(world, engine, now_s)
     start_run(world, engine, now_s)
     _record_joined(world, engine)
+
+
+def _prompt_goes_first(world: World, engine: int) -> bool:
+    """Whether a prompt is half done, or the first that waits can be admitted."""
+    engine_i = world.engine_i
+    if engine_i[engine + E_PARTIAL] >= 0:
+        return True
+    request = engine_i[engine + E_WAIT_HEAD]
+    if request < 0 or engine_i[engine + E_RUNNING] >= engine_i[engine + E_MAX_SEQS]:
+        return False
+    return may_take(world, engine, blocks_for(world, engine, world.request_i[request + R_TARGET]))
 
 
 def _join_delivered(world: World, engine: int) -> None:
@@ -285,7 +303,7 @@ def _admit_waiting(world: World, engine: int, now_s: float) -> None:
     request_i = world.request_i
     while engine_i[engine + E_WAIT_HEAD] >= 0 and engine_i[engine + E_PARTIAL] < 0:
         slots = engine_i[engine + E_RUNNING] + engine_i[engine + E_STEP_PROMPTS]
-        tokens = engine_i[engine + E_RUNNING] + engine_i[engine + E_STEP_TOKENS]
+        tokens = engine_i[engine + E_DECODING] + engine_i[engine + E_STEP_TOKENS]
         request = engine_i[engine + E_WAIT_HEAD]
         blocks = blocks_for(world, engine, request_i[request + R_TARGET])
         if slots >= engine_i[engine + E_MAX_SEQS] or tokens >= engine_i[engine + E_BUDGET_TOKENS]:
@@ -313,7 +331,7 @@ def _add_chunk(world: World, engine: int, request: int) -> None:
     engine_i = world.engine_i
     request_i = world.request_i
     computed = request_i[request + R_COMPUTED]
-    budget = engine_i[engine + E_BUDGET_TOKENS] - engine_i[engine + E_RUNNING] - engine_i[engine + E_STEP_TOKENS]
+    budget = engine_i[engine + E_BUDGET_TOKENS] - engine_i[engine + E_DECODING] - engine_i[engine + E_STEP_TOKENS]
     tokens = min(request_i[request + R_TARGET] - computed, budget)
     engine_i[engine + E_PARTIAL] = request
     if tokens <= 0:

@@ -135,6 +135,7 @@ E_RACK = 23
 E_EGRESS = 24  # two link handles, NIC first
 E_INGRESS = 26
 E_SHARE_ROW = 28  # offset in `shares` of this entry engine's decode row
+E_PREFILL_FIRST = 29  # 1: a step holds prompts or decodes, and prompts go first (SGLang, vLLM before V1)
 
 # engine_i: its state
 E_KV_FREE = 30
@@ -163,6 +164,8 @@ E_LOAD_TOKENS = 54  # their prompt tokens
 E_PREEMPTIONS = 55
 E_SERVED = 56
 E_STEP_COUNT = 57  # steps of any kind
+E_DECODING = 58  # running sequences that get a token in the current run: all, or none while prompts go first
+E_PAUSED_COUNT = 59  # running sequences that have waited for E_PAUSED_S
 E_WIDTH = 64
 
 # engine_f
@@ -178,6 +181,7 @@ E_BUSY_S = 8
 E_CREDIT = 9  # smooth weighted round robin
 E_KV_BLOCK_S = 10  # integral of held blocks over time, for the mean occupancy
 E_BATCH_S = 11  # integral of running sequences over busy time
+E_PAUSED_S = 12  # since the last step in which sequences decoded
 
 # request_i
 R_INPUT = 0

@@ -11,6 +11,7 @@ from splitplan.planner.simulate.layout import (
     E_CONTEXT,
     E_CONTEXT_COUNT,
     E_CONTEXT_KNOTS,
+    E_DECODING,
     E_GAP_S,
     E_HEAP,
     E_HOST_TABLE,
@@ -23,6 +24,8 @@ from splitplan.planner.simulate.layout import (
     E_OVERHEAD_DECODE_S,
     E_OVERHEAD_PREFILL_S,
     E_PARTIAL,
+    E_PAUSED_COUNT,
+    E_PAUSED_S,
     E_PHASES,
     E_PREEMPTED,
     E_RUN_DONE,
@@ -57,7 +60,7 @@ def start_run(world: World, engine: int, now_s: float) -> None:
     engine_f = world.engine_f
     source = FIRST_ENGINE_SOURCE + engine_i[engine + E_INDEX]
     prompt_tokens = engine_i[engine + E_STEP_TOKENS]
-    batch = engine_i[engine + E_RUNNING]
+    batch = engine_i[engine + E_DECODING]
     engine_i[engine + E_RUN_DONE] = 0
     if batch + prompt_tokens == 0:
         engine_i[engine + E_RUN_STEPS] = 0
@@ -173,7 +176,7 @@ def advance(world: World, engine: int, steps: int) -> None:
         return
     engine_i = world.engine_i
     done = engine_i[engine + E_RUN_DONE]
-    batch = engine_i[engine + E_RUNNING]
+    batch = engine_i[engine + E_DECODING]
     engine_i[engine + E_RUN_DONE] = done + steps
     engine_i[engine + E_STEP_COUNT] += steps
     if batch > 0:
@@ -192,6 +195,10 @@ def end_run(world: World, engine: int) -> None:
     engine_f = world.engine_f
     seconds = run_end_s(world, engine, engine_i[engine + E_RUN_STEPS]) - engine_f[engine + E_RUN_START_S]
     engine_f[engine + E_BUSY_S] += seconds
+    if engine_i[engine + E_DECODING] == 0 and engine_i[engine + E_RUNNING] > 0:
+        if engine_f[engine + E_PAUSED_S] == 0.0:
+            engine_i[engine + E_PAUSED_COUNT] = engine_i[engine + E_RUNNING]
+        engine_f[engine + E_PAUSED_S] += seconds
     engine_f[engine + E_KV_BLOCK_S] += seconds * (engine_i[engine + E_KV_BLOCKS] - engine_i[engine + E_KV_FREE])
     engine_f[engine + E_BATCH_S] += seconds * engine_i[engine + E_RUNNING]
 
@@ -211,6 +218,11 @@ def _record_gaps(world: World, engine: int, done: int, last: int) -> None:
     step = done + 1
     if step == 1:
         gaps = batch - world.engine_i[engine + E_JOINED_COUNT]
+        if world.engine_f[engine + E_PAUSED_S] > 0.0:
+            waited = min(world.engine_i[engine + E_PAUSED_COUNT], gaps)
+            world.gap_counts[gap_bin(world, world.engine_f[engine + E_PAUSED_S] + _step_s(world, engine, 1))] += waited
+            gaps -= waited
+            world.engine_f[engine + E_PAUSED_S] = 0.0
         world.gap_counts[gap_bin(world, _step_s(world, engine, 1))] += gaps
         step = 2
     while step <= last:

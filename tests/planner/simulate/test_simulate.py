@@ -58,6 +58,31 @@ def test_prompts_share_a_step_while_the_budget_lasts() -> None:
     assert run.ttft_s == pytest.approx([0.03, 0.03, 0.05])
 
 
+def test_prompts_first_lets_decodes_wait() -> None:
+    """Where prompts go first, one that comes at 0.055 s holds up the other's decode for its two chunks.
+
+    Request 0: prompt to 0.02, then tokens every 0.01 s; the step of 0.05 to 0.06 runs on, then chunks to 0.08 and 0.09.
+    """
+    step = linear_step(overhead_s=0.01, token_s=1e-5)
+    deployment = Deployment((instance(step, max_num_batched_tokens=1000, scheduler="sglang"),))
+    run = simulate(
+        deployment, Requests(*(np.array(row) for row in ([0.0, 0.055], [1000, 1000], [8, 2], [0, 0], [0, 0])))
+    ).runs[0]
+    mixed = simulate(
+        Deployment((instance(step, max_num_batched_tokens=1000),)),
+        Requests(*(np.array(row) for row in ([0.0, 0.055], [1000, 1000], [8, 2], [0, 0], [0, 0]))),
+    ).runs[0]
+    decode = 0.01 + 1e-5
+    assert run.ttft_s[0] == pytest.approx(0.02)
+    start = 0.02 + 4 * decode  # the first boundary after 0.055
+    assert run.ttft_s[1] == pytest.approx(start + 0.02 - 0.055)
+    assert run.e2e_s[0] == pytest.approx(start + 0.02 + (decode + 1e-5) + 2 * decode)
+    assert int(run.gap_counts.sum()) == 7 + 1
+    longest = np.flatnonzero(run.gap_counts)[-1]
+    assert mixed.e2e_s[0] < run.e2e_s[0]
+    assert np.flatnonzero(mixed.gap_counts)[-1] < longest
+
+
 def test_disaggregated_request_adds_transfer_and_its_first_step_at_decode() -> None:
     """TTFT = prefill + bytes / bandwidth + latency + blocks · cost + one decode step."""
     step = linear_step(overhead_s=0.01, token_s=1e-4)

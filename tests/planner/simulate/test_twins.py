@@ -41,6 +41,7 @@ def instances(draw: st.DrawFn, role: str, index: int) -> InstanceSpec:
         share=draw(st.sampled_from([0.5, 1.0, 2.0])),
         watermark=draw(st.sampled_from([0.0, 0.05])),
         reserve_output_tokens=draw(st.sampled_from([0, 64])),
+        scheduler=draw(st.sampled_from(["vllm", "sglang"])),
         node=f"n{draw(st.integers(0, 2))}",
         rack=f"r{draw(st.integers(0, 1))}",
         local_link=0,
