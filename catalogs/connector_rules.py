@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from splitplan.catalogs.engine_rules import default_attention_backend, effective_block_tokens, is_hybrid, is_mla
+from splitplan.catalogs.engine_rules import (
+    default_attention_backend,
+    effective_block_tokens,
+    has_state,
+    is_hybrid,
+    is_mla,
+)
 
 if TYPE_CHECKING:
     from splitplan.catalogs.engines import Engine, EngineSide
@@ -145,7 +151,7 @@ def _no_replicated_heads(engine: Engine, model: Model, prefill: EngineSide, deco
 def _equal_tp_for_hybrids(engine: Engine, model: Model, prefill: EngineSide, decode: EngineSide) -> str | None:
     if prefill.tensor_parallel == decode.tensor_parallel or not is_hybrid(model):
         return None
-    kind = "state" if model.mamba2 is not None else "sliding-window and full"
+    kind = "state" if has_state(model) else "sliding-window and full"
     return (
         f"{model.name} has {kind} layers, whose cache cannot be re-cut between TP sizes: use the same TP on both sides"
     )

@@ -50,7 +50,12 @@ def is_mla(model: Model) -> bool:
 
 def is_hybrid(model: Model) -> bool:
     """Whether layers of one model cache in different ways: windows beside full attention, or state layers."""
-    return len({(group.kind, group.window_tokens) for group in model.attention}) > 1 or model.mamba2 is not None
+    return len({(group.kind, group.window_tokens) for group in model.attention}) > 1 or has_state(model)
+
+
+def has_state(model: Model) -> bool:
+    """Whether some layers keep a constant state instead of a KV cache."""
+    return any(group.kind == "state" for group in model.attention)
 
 
 def default_attention_backend(engine: Engine, gpu: Gpu, model: Model, kv_dtype: str = "bf16") -> str:

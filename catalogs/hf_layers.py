@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from splitplan.catalogs.hf_keys import ConfigKeys
-from splitplan.catalogs.models import AttentionGroup, Indexer, Mamba2, Mla, Moe
+from splitplan.catalogs.layers import AttentionGroup, DeltaNet, Indexer, Mamba2, Mla, Moe
 
 FULL_NAMES = ("full_attention", "attention", "global", "deepseek_sparse_attention")
 SLIDING_NAMES = ("sliding_attention", "chunked_attention", "local_attention")
@@ -38,6 +38,8 @@ def read_attention(keys: ConfigKeys, model_type: str, num_layers: int, hidden: i
     head_dim = keys.integer("head_dim", "attention_head_dim", default=max(hidden // max(heads, 1), 1))
     if model_type == "nemotron_h":
         return _nemotron(keys, num_layers, heads, kv_heads, head_dim)
+    if keys.data.get("linear_num_value_heads") is not None:
+        return _delta_hybrid(keys, num_layers, heads, kv_heads, head_dim)
     sliding, window = _sliding_layers(keys, model_type, num_layers)
     groups = []
     if sliding < num_layers:
@@ -92,6 +94,38 @@ def _sliding_layers(keys: ConfigKeys, model_type: str, num_layers: int) -> tuple
 
 
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+
+
+def _delta_hybrid(
+    keys: ConfigKeys, num_layers: int, heads: int, kv_heads: int, head_dim: int
+) -> tuple[AttentionGroup, ...]:
+    """Qwen3-Next and Qwen3.5: delta-rule layers, and full attention in every nth."""
+    named = keys.texts("layer_types", num_layers)
+    if named is None:
+        full = num_layers // keys.integer("full_attention_interval", default=4)
+    else:
+        full = sum(named.count(name) for name in FULL_NAMES)
+        if named.count("linear_attention") + full != num_layers:
+            keys.refuse("layer_types", "names a kind beside full_attention and linear_attention")
+    gated = keys.flag("attn_output_gate", default=True)
+    groups = []
+    if full:
+        groups.append(AttentionGroup(full, "full", heads, kv_heads, head_dim, gated_output=gated))
+    if full < num_layers:
+        width = keys.integer("linear_value_head_dim")
+        groups.append(AttentionGroup(num_layers - full, "state", keys.integer("linear_num_value_heads"), 0, width))
+    return tuple(groups)
+
+
+def read_delta_net(keys: ConfigKeys) -> DeltaNet:
+    """The delta-rule mixers of Qwen3-Next and Qwen3.5."""
+    return DeltaNet(
+        num_key_heads=keys.integer("linear_num_key_heads"),
+        num_value_heads=keys.integer("linear_num_value_heads"),
+        key_head_dim=keys.integer("linear_key_head_dim"),
+        value_head_dim=keys.integer("linear_value_head_dim"),
+        conv_kernel=keys.integer("linear_conv_kernel_dim"),
+    )
 
 
 def _nemotron(

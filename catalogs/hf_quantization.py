@@ -67,8 +67,8 @@ def _quantized_dtype(quantization: Mapping[str, Any]) -> str | None:
     method = str(quantization.get("quant_method", "")).lower()
     algorithm = str(quantization.get("quant_algo", "")).upper()
     if algorithm == "MIXED_PRECISION":
-        algorithm = str(quantization.get("moe_quant_algo") or "NONE").upper()
-        return ALGORITHMS.get(algorithm)
+        stated = ALGORITHMS.get(str(quantization.get("moe_quant_algo") or "").upper())
+        return stated or _group_dtype(quantization)
     if algorithm in ALGORITHMS:
         return ALGORITHMS[algorithm]
     if method in METHODS:
@@ -83,12 +83,17 @@ def _quantized_dtype(quantization: Mapping[str, Any]) -> str | None:
 
 
 def _group_dtype(quantization: Mapping[str, Any]) -> str | None:
-    """The dtype of the widest use among `config_groups`: the first group's weights."""
+    """The dtype of `config_groups`.
+
+    Of several the one with the fewest bits, which is that of the experts or the MLP.
+    """
     groups = quantization.get("config_groups")
-    first: Any = next(iter(groups.values()), {}) if isinstance(groups, dict) else {}
-    weights = first.get("weights") if isinstance(first, dict) else None
-    if not isinstance(weights, dict):
+    listed = list(groups.values()) if isinstance(groups, dict) else []
+    found = [group["weights"] for group in listed if isinstance(group, dict) and isinstance(group.get("weights"), dict)]
+    found = [weights for weights in found if isinstance(weights.get("num_bits"), int)]
+    if not found:
         return None
+    weights = min(found, key=lambda weights: int(weights["num_bits"]))
     bits, kind = weights.get("num_bits"), weights.get("type")
     if (bits, kind) == (4, "float"):
         return "mxfp4" if weights.get("group_size") == 32 or "mxfp4" in str(quantization.get("format")) else "nvfp4"

@@ -18,6 +18,7 @@ from splitplan.catalogs.hf_layers import (
     POSITIONS,
     nemotron_layers,
     read_attention,
+    read_delta_net,
     read_indexer,
     read_mamba,
     read_mla,
@@ -32,7 +33,7 @@ _KNOWN = """
 bloom cohere cohere2 deepseek_v2 deepseek_v3 deepseek_v32 falcon gemma gemma2 gemma3 gemma3_text gemma4_text glm4
 glm4_moe glm_moe_dsa gpt_neox gpt_oss gptj granite granitemoe internlm2 kimi_k2 llama llama4_text mimo minimax_m2
 ministral mistral mistral3 mixtral nemotron nemotron_h olmo2 opt phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe
-qwen3_vl_moe_text qwen3_vl_text starcoder2
+qwen3_vl_moe_text qwen3_vl_text starcoder2 qwen3_next qwen3_5_text qwen3_5_moe_text
 """
 KNOWN_TYPES = frozenset(_KNOWN.split())
 _UNGATED = "bloom falcon gpt2 gpt_bigcode gpt_neox gptj nemotron nemotron_h opt phi starcoder2"
@@ -109,7 +110,8 @@ def _read(keys: ConfigKeys, document: Document, path: Path) -> Model:
         active_parameters=0,
         source=f"config.json of architecture {model_type or 'unnamed'}",
         confidence=_confidence(model_type),
-        mamba2=read_mamba(keys) if has_state else None,
+        mamba2=read_mamba(keys) if has_state and model_type == "nemotron_h" else None,
+        delta_net=read_delta_net(keys) if has_state and model_type != "nemotron_h" else None,
         indexer=read_indexer(keys, num_layers) if is_mla else None,
         dense_mlp_layers=_dense_layers(keys, model_type, num_layers),
         quantized_parts=parts,

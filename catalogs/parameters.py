@@ -1,6 +1,6 @@
 """Counting a model's parameters from its dimensions, part by part, and what each part weighs in a dtype.
 
-Counted: embedding, head, attention, feed-forward, experts, router, indexer, Mamba-2 mixers, norms and attention biases.
+Counted: embedding, head, attention, feed-forward, experts, router, indexer, state mixers, norms and attention biases.
 Not counted: learned position tables, biases of feed-forward layers, sinks (together under 0.1 % of every model in the
 catalog), vision towers and multi-token-prediction modules.
 """
@@ -65,9 +65,10 @@ def parameter_parts(model: Model) -> dict[str, int]:
         parts["experts"] = moe.num_moe_layers * moe.num_experts * expert
         parts["shared_experts"] = moe.num_moe_layers * (shared + latent)
         parts["router"] = moe.num_moe_layers * hidden * moe.num_experts
-    if model.mamba2 is not None:
+    mixer = model.mamba2 or model.delta_net
+    if mixer is not None:
         state_layers = sum(group.num_layers for group in model.attention if group.kind == "state")
-        parts["mamba"] = state_layers * model.mamba2.parameters(hidden)
+        parts["mamba"] = state_layers * mixer.parameters(hidden)
     if model.indexer is not None and model.mla is not None:
         width = model.indexer.num_heads * model.indexer.head_dim
         query = (model.mla.q_lora_rank or hidden) * width
@@ -96,7 +97,8 @@ def _attention(model: Model, group: AttentionGroup) -> int:
     query_width, kv_width = heads * group.head_dim, group.num_kv_heads * group.head_dim
     values = 1 if group.shares_key_and_value else 2
     bias = query_width + values * kv_width if model.attention_bias else 0
-    return group.num_layers * (2 * hidden * query_width + values * hidden * kv_width + bias)
+    query_and_output = (3 if group.gated_output else 2) * hidden * query_width
+    return group.num_layers * (query_and_output + values * hidden * kv_width + bias)
 
 
 def active_parameters(model: Model) -> int:

@@ -286,6 +286,17 @@ def test_model_is_found_by_file_and_by_folder(tmp_path: Path) -> None:
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
         (
             {
+                "quant_method": "modelopt",
+                "quant_algo": "MIXED_PRECISION",
+                "config_groups": {
+                    "group_0": {"weights": {"num_bits": 8, "type": "float"}},
+                    "group_1": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}},
+                },
+            },
+            "nvfp4",
+        ),
+        (
+            {
                 "quant_method": "compressed-tensors",
                 "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float"}}},
             },
@@ -381,6 +392,40 @@ def test_mamba_hybrid_by_its_pattern(tmp_path: Path) -> None:
         key: value for key, value in config.items() if key not in ("hybrid_override_pattern", "num_hidden_layers")
     }
     assert read(tmp_path, {**listed, "layers_block_type": blocks}).content_hash == model.content_hash
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "experts", "moe_width", "heads", "value_heads", "billions"),
+    [(40, 2048, 256, 512, 16, 32, 34.7), (60, 4096, 512, 1024, 32, 64, 396.3)],
+)
+def test_delta_rule_hybrid(
+    tmp_path: Path,
+    layers: int,
+    hidden: int,
+    experts: int,
+    moe_width: int,
+    heads: int,
+    value_heads: int,
+    billions: float,
+) -> None:
+    """Qwen3.5-35B-A3B and 397B-A17B: three delta-rule layers before each full one; the counts match their names."""
+    text = {"model_type": "qwen3_5_moe_text", "num_hidden_layers": layers, "hidden_size": hidden, "vocab_size": 248320}
+    text |= {"num_attention_heads": heads, "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 262144}
+    text |= {"num_experts": experts, "num_experts_per_tok": 8, "moe_intermediate_size": moe_width}
+    text |= {"shared_expert_intermediate_size": moe_width, "tie_word_embeddings": False, "attn_output_gate": True}
+    text |= {"linear_num_key_heads": 16, "linear_num_value_heads": value_heads, "linear_key_head_dim": 128}
+    text |= {"linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}
+    text["layer_types"] = (["linear_attention"] * 3 + ["full_attention"]) * (layers // 4)  # type: ignore[assignment]
+    model = read(tmp_path, {"model_type": "qwen3_5_moe", "text_config": text})
+    assert model.total_parameters / 1e9 == pytest.approx(billions, rel=0.002)
+    assert [(group.kind, group.num_layers) for group in model.attention] == [
+        ("full", layers // 4),
+        ("state", layers * 3 // 4),
+    ]
+    assert model.kv_bytes_per_token("bf16") == layers // 4 * 2 * 2 * 256 * 2
+    assert model.kv_bytes(0, "bf16") == layers * 3 // 4 * (
+        value_heads * 128 * 128 * 4 + (2 * 16 + value_heads) * 128 * 3 * 2
+    )
 
 
 def test_unknown_architecture_is_read_by_its_keys_and_says_so(tmp_path: Path) -> None:
