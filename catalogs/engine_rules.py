@@ -117,10 +117,7 @@ def common_attention_backend(engine: Engine, gpus: Sequence[Gpu], model: Model, 
 
 
 def effective_block_tokens(engine: Engine, backend: str, block_tokens: int) -> int:
-    """Tokens of a KV block after the engine has adjusted what was asked.
-
-    VLLM raises it for its MLA kernels, silently.
-    """
+    """Tokens of a KV block after the engine has adjusted what was asked: vLLM raises it for MLA, silently."""
     if engine.base != "vllm":
         return block_tokens
     least = MLA_BLOCK_TOKENS.get(backend, 1)

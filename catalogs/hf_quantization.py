@@ -83,10 +83,7 @@ def _quantized_dtype(quantization: Mapping[str, Any]) -> str | None:
 
 
 def _group_dtype(quantization: Mapping[str, Any]) -> str | None:
-    """The dtype of `config_groups`.
-
-    Of several the one with the fewest bits, which is that of the experts or the MLP.
-    """
+    """The dtype of `config_groups`: of several the one with the fewest bits, that of the experts or the MLP."""
     groups = quantization.get("config_groups")
     listed = list(groups.values()) if isinstance(groups, dict) else []
     found = [group["weights"] for group in listed if isinstance(group, dict) and isinstance(group.get("weights"), dict)]
@@ -102,10 +99,12 @@ def _group_dtype(quantization: Mapping[str, Any]) -> str | None:
 
 
 def _stored_parts(quantization: Mapping[str, Any], dtype: str) -> tuple[str, ...]:
-    """The parts left after those that the checkpoint excludes by pattern or for most layers.
+    """The parts left after those that the checkpoint excludes by pattern or in four layers or more; () for all of them.
 
-    () where nothing is excluded.
+    Of mixed precision only the feed-forward parts are counted in the narrow dtype, what is between in 16 bits.
     """
+    if str(quantization.get("quant_algo", "")).upper() == "MIXED_PRECISION":
+        return ("mlp", "experts", "shared_experts")
     excluded: list[str] = []
     for name in ("ignore", "modules_to_not_convert", "exclude_modules"):
         listed = quantization.get(name)

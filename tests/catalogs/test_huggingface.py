@@ -348,6 +348,15 @@ def test_layers_left_out_of_quantisation_stay_in_16_bits(tmp_path: Path) -> None
     assert ours.weight_bytes("int4") == catalog.weight_bytes("int4")
 
 
+def test_mixed_precision_counts_only_the_feed_forward_parts_in_the_narrow_dtype(tmp_path: Path) -> None:
+    """What lies between, attention in fp8 for instance, is counted in 16 bits: too much rather than too little."""
+    groups = {"a": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}}
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "config_groups": groups}
+    model = read(tmp_path, {**LLAMA, "quantization_config": config})
+    assert model.quantized_parts == ("mlp",)
+    assert model.weight_bytes("nvfp4") > find_model("llama-3.1-8b").weight_bytes("nvfp4")
+
+
 def test_modelopt_file_beside_the_config(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')

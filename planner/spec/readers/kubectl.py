@@ -44,9 +44,9 @@ WHAT = "the output of `kubectl get nodes -o json`"
 
 
 def read_kubectl(paths: Sequence[Path], topology_labels: Sequence[str] = ()) -> tuple[list[Host], Notes]:
-    """(hosts, notes) of node lists and resource slices. `topology_labels`.
+    """(hosts, notes) of node lists and resource slices.
 
-    Label keys, widest first, instead of the known ones.
+    `topology_labels` are label keys, widest first, instead of the known schemes. Raises DocumentError.
     """
     nodes: list[tuple[Path, Mapping[str, Any]]] = []
     slices: list[Mapping[str, Any]] = []

@@ -108,10 +108,7 @@ def _hosts(name: str, record: Mapping[str, str], places: Places, where: str, not
 
 
 def _in_use(name: str, record: Mapping[str, str], num_gpus: int, notes: Notes) -> tuple[int, ...]:
-    """Taken GPUs.
-
-    Their indices where Slurm was asked for details (`-d`), else as many as it counts, from the first on.
-    """
+    """Indices of taken GPUs where Slurm was asked for details (`-d`), else as many as it counts, from the first on."""
     used = _GRES.search(record.get("GresUsed", ""))
     index = _INDEX.search(used["detail"] or "") if used else None
     if index:
