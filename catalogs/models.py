@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from splitplan.catalogs.errors import InputError, UnknownNameError, shorten
+from splitplan.catalogs.errors import DocumentError, InputError, Problem, UnknownNameError, shorten
 from splitplan.catalogs.layers import AttentionGroup, DeltaNet, Indexer, Mamba2, Mla, Moe
 from splitplan.catalogs.parameters import (
     BYTES_PER_ELEMENT,
@@ -174,6 +174,8 @@ def find_model(name_or_path: str, *, where: str = "", key: str = "") -> Model:
     found = _index().get(fold(name_or_path))
     if found is None and path.is_absolute():
         found = _index().get(fold(path.name))  # a model folder elsewhere, as measurements name it
+    if found is None and path.is_dir():
+        raise DocumentError(Problem("holds no config.json", name_or_path, expected="a Hugging Face model folder"))
     if found is None:
         known = [item for model in load_models().values() for item in (model.name, *model.aliases)]
         raise UnknownNameError("model", name_or_path, known, where=where, key=key)

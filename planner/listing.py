@@ -343,7 +343,7 @@ def _profile_facts(name: str) -> list[Fact]:
     from splitplan.profiler.store import find_profile
 
     gpu, _, engine = name.partition("/")
-    profile = find_profile(gpu, engine or "vllm")
+    profile = find_profile(find_gpu(gpu).name, engine or "vllm")
     return [
         Fact("gpu", profile.gpu),
         Fact("engine", f"{profile.engine} {profile.engine_version}"),

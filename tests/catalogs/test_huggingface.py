@@ -273,6 +273,11 @@ def test_model_is_found_by_file_and_by_folder(tmp_path: Path) -> None:
     assert by_file.content_hash == find_model("llama-3.1-8b").content_hash
 
 
+def test_folder_without_a_config_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match=r"holds no config\.json"):
+        find_model(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("quantization", "dtype"),
     [

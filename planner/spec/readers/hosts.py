@@ -107,7 +107,7 @@ NETWORKS = ("infiniband", "roce", "efa", "ethernet")
 
 def read_json(path: Path, what: str) -> Any:
     """A JSON file of any size within reason. Raises DocumentError with the line."""
-    text = read_text(path, what, max_bytes=MAX_SOURCE_BYTES)
+    text = read_text(path, "file", max_bytes=MAX_SOURCE_BYTES)
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
