@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types clean
+.PHONY: demo test lint types kernels-bench clean
 
 $(VENV)/core: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +27,10 @@ lint: $(VENV)/dev
 
 types: $(VENV)/dev
 	MYPYPATH=.typing $(BIN)/mypy -p splitplan.catalogs -p splitplan.kernels -p splitplan.profiler -p splitplan.planner -p splitplan.launcher
+
+# each kernel against this GPU's own copy and matrix product; says so where there is no GPU
+kernels-bench: $(VENV)/core
+	$(BIN)/python benchmarks/kernels/bench.py
 
 clean:
 	rm -rf $(VENV) .typing demo build *.egg-info

@@ -219,7 +219,7 @@ def _gpu_bench(torch: Any, device: CudaDevice, gpu: Gpu, index: int, host_gpus: 
         device=device,
         runner=RunnerByKind(operations, collectives),
         rates=rates_of(gpu),
-        provenance=device_provenance(device, torch, "own kernels", Path(gpu_operations.__file__)),
+        provenance=device_provenance(device, torch, "own kernels", *kernel_sources()),
         host_gpus=host_gpus,
         close=partial(_close, collectives),
     )
@@ -235,6 +235,12 @@ def _cuda_index(device: str) -> int:
     if not number.isdigit():
         raise InputError(Problem(f"unknown device '{device}'", "", "--device", "cpu, cuda or cuda:N"))
     return int(number)
+
+
+def kernel_sources() -> list[Path]:
+    """Every source file that decides what runs on a GPU while it is measured."""
+    here = Path(__file__).parent
+    return [*(here.parent / "kernels").glob("*.py"), here / "gpu_operations.py", here / "torch_operations.py"]
 
 
 def device_provenance(device: Device, torch: Any, how: str, *sources: Path) -> dict[str, str]:

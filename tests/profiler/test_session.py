@@ -71,7 +71,7 @@ def test_a_larger_product_takes_longer(cpu_run: Any) -> None:
     for n, k in lines:
         here = (table.keys["n"] == n) & (table.keys["k"] == k)
         by_m = sorted(zip(table.keys["m"][here], table.seconds[here], strict=True))
-        if by_m[-1][0] >= 64 * by_m[0][0]:
+        if by_m[0][0] <= 8 and by_m[-1][0] >= 1024:  # fewer rows may all wait for the weights alone
             assert by_m[-1][1] > by_m[0][1]
 
 
