@@ -16,7 +16,7 @@ from splitplan.planner.spec.fleet_prices import price_tiers
 from splitplan.planner.spec.fleet_quick import quick_racks
 from splitplan.planner.spec.fleet_schema import PRICE_KINDS, FleetFile
 from splitplan.planner.spec.fleet_write import document_of
-from splitplan.planner.spec.reading import BYTES_PER_GBIT, Reading
+from splitplan.planner.spec.reading import Reading, bytes_per_s_of
 from splitplan.planner.spec.shipped import file_of
 
 
@@ -83,7 +83,7 @@ def _pods(file: FleetFile, racks: Sequence[Rack], reading: Reading) -> tuple[Pod
                 near = nearest_names(name, known)
                 hint = f"did you mean {' or '.join(near)}?" if near else ""
                 reading.reject((*at, "name"), f"no rack is in pod '{shorten(name, 60)}'", "a rack's `pod`", hint)
-            uplink = None if pod.uplink_gbit_per_s is None else pod.uplink_gbit_per_s * BYTES_PER_GBIT
+            uplink = None if pod.uplink_gbit_per_s is None else bytes_per_s_of(pod.uplink_gbit_per_s)
             if pod.uplink_oversubscription is not None:
                 uplinks = [rack.uplink_bytes_per_s for rack in inside]
                 uplink = _shared(uplinks, pod.uplink_oversubscription, (*at, "uplink_oversubscription"), reading)
@@ -99,7 +99,7 @@ def _spine_bytes_per_s(file: FleetFile, racks: Sequence[Rack], pods: Sequence[Po
         reading.reject(("spine",), "needs exactly one limit", expected="either `gbit_per_s` or `oversubscription`")
         return None
     if spine.gbit_per_s is not None:
-        return spine.gbit_per_s * BYTES_PER_GBIT
+        return bytes_per_s_of(spine.gbit_per_s)
     pod_uplinks: Mapping[str, float | None] = {pod.name: pod.uplink_bytes_per_s for pod in pods}
     limited = {name for name, uplink in pod_uplinks.items() if uplink is not None}
     uplinks = [rack.uplink_bytes_per_s for rack in racks if rack.pod not in limited]
@@ -113,7 +113,7 @@ def _shared(uplinks: Sequence[float | None], ratio: float, at: KeyPath, reading:
     if len(known) != len(uplinks):
         reading.reject(at, "needs the uplinks below it", "`uplink_gbit_per_s` on every rack (or pod) below")
         return None
-    return sum(known) / ratio
+    return float(round(sum(known) / ratio))
 
 
 def _note_missing_network(racks: Sequence[Rack], reading: Reading) -> None:

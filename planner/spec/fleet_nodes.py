@@ -11,7 +11,7 @@ from splitplan.catalogs.gpus import Gpu
 from splitplan.catalogs.links import Link
 from splitplan.planner.spec.fleet import Node, Rack
 from splitplan.planner.spec.fleet_schema import FleetFile, NodeFile, RackFile
-from splitplan.planner.spec.reading import BYTES_PER_GBIT, Reading
+from splitplan.planner.spec.reading import Reading, bytes_per_s_of
 
 GIB = 2**30
 ASSUMED_HOST_MEMORY_GIB_PER_GPU = 128
@@ -87,7 +87,7 @@ def _rack_template(rack: RackFile, at: KeyPath, reading: Reading) -> Rack:
             nodes.extend(
                 replace(node, name=name) for name in _node_names(node_file, node.gpu, unnamed, node_at, reading)
             )
-    power_watts = None if rack.power_limit_kw is None else rack.power_limit_kw * 1000
+    power_watts = None if rack.power_limit_kw is None else round(rack.power_limit_kw * 1000, 3)
     if power_watts is not None:
         _check_power(nodes, power_watts, at, reading)
     return Rack(RACK_MARK, tuple(nodes), power_watts, _uplink_bytes_per_s(rack, nodes, at, reading), rack.pod or "")
@@ -116,7 +116,7 @@ def _node_template(node: NodeFile, rack: RackFile, at: KeyPath, reading: Reading
     link = named_link or reading.link(gpu.nvlink or gpu.pcie, at, network=False)
     _check_gpu_indices(node, num_gpus, at, reading)
     nic_gbit = node.nics.gbit_per_s if node.nics else None
-    port_bytes_per_s = nic_gbit * BYTES_PER_GBIT if nic_gbit else nic.bytes_per_s if nic else 0.0
+    port_bytes_per_s = bytes_per_s_of(nic_gbit) if nic_gbit else nic.bytes_per_s if nic else 0.0
     num_nics = node.nics.count if node.nics and nic else 0
     return Node(
         name="",
@@ -188,10 +188,10 @@ def _uplink_bytes_per_s(rack: RackFile, nodes: Sequence[Node], at: KeyPath, read
     if rack.uplink_gbit_per_s is not None and rack.uplink_oversubscription is not None:
         reading.reject((*at, "uplink_oversubscription"), "given together with `uplink_gbit_per_s`", "one of the two")
     if rack.uplink_gbit_per_s is not None:
-        return rack.uplink_gbit_per_s * BYTES_PER_GBIT
+        return bytes_per_s_of(rack.uplink_gbit_per_s)
     if rack.uplink_oversubscription is None:
         return None
     nic_bytes_per_s = sum(node.nic_bytes_per_s for node in nodes)
     if nodes and not nic_bytes_per_s:
         reading.reject((*at, "uplink_oversubscription"), "needs nodes with NICs", "`nics` on the nodes of this rack")
-    return nic_bytes_per_s / rack.uplink_oversubscription
+    return float(round(nic_bytes_per_s / rack.uplink_oversubscription))

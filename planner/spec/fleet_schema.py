@@ -21,8 +21,8 @@ def unit(name: str) -> dict[str, Any]:
     return {"unit": name}
 
 
-GbitPerSecond = Annotated[float, Field(gt=0, le=1e6, json_schema_extra=unit("Gbit/s, one direction"))]
-Ratio = Annotated[float, Field(gt=0, le=1000, json_schema_extra=unit("ratio n:1"))]
+GbitPerSecond = Annotated[float, Field(ge=0.001, le=1e6, json_schema_extra=unit("Gbit/s, one direction"))]
+Ratio = Annotated[float, Field(ge=0.01, le=1000, json_schema_extra=unit("ratio n:1"))]
 UsdPerGpuHour = Annotated[float, Field(gt=0, le=1e4, json_schema_extra=unit("$/GPU/h"))]
 Count = Annotated[int, Field(ge=1, le=100_000)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -12,7 +11,7 @@ from typing import Any
 from splitplan.catalogs.errors import DocumentError, Problem
 from splitplan.planner.spec.fleet import Fleet, Node, Rack
 from splitplan.planner.spec.names import compress_names
-from splitplan.planner.spec.reading import BYTES_PER_GBIT
+from splitplan.planner.spec.reading import gbit_per_s_of
 
 
 def document_of(fleet: Fleet) -> dict[str, Any]:
@@ -44,7 +43,7 @@ def _rack(rack: Rack) -> dict[str, Any]:
         {
             "name": rack.name,
             "pod": rack.pod,
-            "power_limit_kw": _in_units(rack.power_limit_watts, 1000.0),
+            "power_limit_kw": None if rack.power_limit_watts is None else rack.power_limit_watts / 1000,
             "uplink_gbit_per_s": _gbit(rack.uplink_bytes_per_s),
             "nodes": [_node(pattern, node, rack) for pattern, node in _identical(rack.nodes)],
         }
@@ -96,16 +95,7 @@ def _prices(fleet: Fleet) -> dict[str, Any]:
 
 
 def _gbit(bytes_per_s: float | None) -> float | None:
-    return _in_units(bytes_per_s, BYTES_PER_GBIT)
-
-
-def _in_units(value: float | None, factor: float) -> float | None:
-    """The number that reads back to exactly `value` when multiplied by `factor`: division alone may miss by a bit."""
-    if value is None:
-        return None
-    quotient = value / factor
-    near = (quotient, math.nextafter(quotient, math.inf), math.nextafter(quotient, 0.0))
-    return next((number for number in near if number * factor == value), quotient)
+    return None if bytes_per_s is None else gbit_per_s_of(bytes_per_s)
 
 
 def _drop_empty(mapping: dict[str, Any]) -> dict[str, Any]:

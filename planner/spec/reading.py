@@ -16,6 +16,16 @@ BYTES_PER_GBIT = 1e9 / 8
 _T = TypeVar("_T")
 
 
+def bytes_per_s_of(gbit_per_s: float) -> float:
+    """Gbit/s in whole bytes per second, so that what is written in either unit reads back to the same number."""
+    return float(round(gbit_per_s * BYTES_PER_GBIT))
+
+
+def gbit_per_s_of(bytes_per_s: float) -> float:
+    """The inverse of `bytes_per_s_of`."""
+    return bytes_per_s / BYTES_PER_GBIT
+
+
 @dataclass
 class Reading:
     """One pass over a document: what was wrong and what was assumed."""

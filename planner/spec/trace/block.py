@@ -10,10 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from splitplan.catalogs.errors import InputError, Problem, shorten
 from splitplan.planner.spec.trace.report import Tally
 from splitplan.planner.spec.workload import FloatArray, IntArray
 from splitplan.planner.spec.workload_schema import MAX_TOKENS
 
+MAX_CLASSES = 1000
+MAX_TIME = 1e15  # of arrivals in whatever unit; larger numbers cannot be told apart
 DEFAULT_BLOCK_TOKENS = 512  # of hash_ids, as Mooncake records them
 NO_PROMPT = "no prompt tokens"
 NO_OUTPUT = "no generated tokens"
@@ -65,8 +68,12 @@ class TraceFacts:
     block_tokens: int = DEFAULT_BLOCK_TOKENS
 
     def code(self, class_name: str) -> int:
-        """The code of a class, new or known."""
-        return self.class_codes.setdefault(class_name, len(self.class_codes))
+        """The code of a class, new or known. Raises InputError when there are too many to be classes."""
+        code = self.class_codes.setdefault(class_name, len(self.class_codes))
+        if code >= MAX_CLASSES:
+            message = f"more than {MAX_CLASSES} different classes, the last one '{shorten(class_name, 40)}'"
+            raise InputError(Problem(message, key="column class", expected="a column with few different values"))
+        return code
 
 
 class Row(NamedTuple):

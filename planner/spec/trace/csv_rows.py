@@ -218,7 +218,7 @@ def _moment(cell: str, stamped: bool) -> float | None:
         number = float(cell)
     except ValueError:
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= faults.MAX_TIME else None
 
 
 def _last_line(text: bytes, line: int, table: _Table) -> Block:

@@ -105,7 +105,7 @@ def _time_s(record: Mapping[str, Any], name: str | None) -> float | None:
     if name is None:
         return math.nan
     value = record.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= faults.MAX_TIME:
         return None
     milliseconds = name == "timestamp" or name.casefold().endswith("ms")
     return value / 1000 if milliseconds else float(value)

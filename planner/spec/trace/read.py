@@ -31,7 +31,7 @@ class Trace:
     """Requests in order of arrival, from 0 s on, and the account of how they were read."""
 
     requests: Requests
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...]  # of the classes that have requests, in order of first arrival
     has_arrivals: bool  # False: lengths only, all arrivals are 0
     report: ReadReport
 
@@ -144,20 +144,29 @@ def _assembled(blocks: list[Block], trace_format: str, where: str, facts: TraceF
     else:
         tally.notes.append("no arrival times: lengths only")
         arrival_s = np.zeros(len(time_s))
+    class_index, class_names = _classes(_column(blocks, "class_code", order), tuple(facts.class_codes) or ("all",))
     requests = Requests(
         arrival_s,
         _column(blocks, "input_tokens", order),
         _column(blocks, "output_tokens", order),
-        _column(blocks, "class_code", order),
+        class_index,
         _cached(blocks, order),
         _prefix(blocks, order, facts.block_tokens),
     )
     report = tally.report(where, trace_format, len(order))
-    return Trace(requests, tuple(facts.class_codes) or ("all",), has_arrivals, report)
+    return Trace(requests, class_names, has_arrivals, report)
 
 
 def _column(blocks: list[Block], name: str, order: IntArray) -> IntArray:
     return np.asarray(np.concatenate([getattr(block, name) for block in blocks])[order])
+
+
+def _classes(code: IntArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:
+    """Codes numbered anew by first arrival, without those that no request has, and their names."""
+    present, first, index = np.unique(code, return_index=True, return_inverse=True)
+    by_arrival = np.argsort(first, kind="stable")
+    rank = np.argsort(by_arrival, kind="stable")
+    return rank[index], tuple(names[old] for old in present[by_arrival].tolist())
 
 
 def _cached(blocks: list[Block], order: IntArray) -> IntArray:

@@ -91,7 +91,7 @@ def test_burstgpt_counts_failed_requests_and_splits_by_model(tmp_path: Path) -> 
     text += "5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,230,1317,API log\n118.5,GPT-4,417,0,417,API log\n"
     trace = read(tmp_path, text, columns={"class": "Model"})
     assert rows_of(trace) == [(0.0, 472, 18), (40.0, 1087, 230)]
-    assert trace.class_names[:2] == ("ChatGPT", "GPT-4")
+    assert trace.class_names == ("ChatGPT", "GPT-4")
     assert trace.requests.class_index.tolist() == [0, 1]
     assert trace.report.left_out == {"no generated tokens": 1}
     assert trace.report.examples["no generated tokens"] == (4,)
@@ -244,6 +244,28 @@ def test_ten_megabytes_of_garbage_are_refused(tmp_path: Path) -> None:
         read_trace(tmp_path / "missing.csv")
     with pytest.raises(DocumentError, match="cannot read"):
         read_trace(tmp_path)
+
+
+def test_classes_without_requests_are_not_there(tmp_path: Path) -> None:
+    text = "arrival_s,input_tokens,output_tokens,class\n0,1,0,failed\n1,1,1,b\n2,1,1,a\n3,1,1,b\n"
+    trace = read(tmp_path, text)
+    assert trace.class_names == ("b", "a")
+    assert trace.requests.class_index.tolist() == [0, 1, 0]
+
+
+def test_a_column_of_identities_is_no_column_of_classes(tmp_path: Path) -> None:
+    text = "arrival_s,input_tokens,output_tokens,id\n" + "".join(f"{i},1,1,request {i}\n" for i in range(2000))
+    with pytest.raises(InputError, match="more than 1000 different classes"):
+        read(tmp_path, text, columns={"class": "id"})
+
+
+def test_absurd_arrival_times_are_left_out(tmp_path: Path) -> None:
+    lines = [json.dumps({"arrival_s": i, "input_tokens": 1, "output_tokens": 1}) + "\n" for i in (0, 1, 10**400, 2)]
+    lines.append('{"arrival_s": NaN, "input_tokens": 1, "output_tokens": 1}\n')
+    trace = read(tmp_path, "".join(lines), "t.jsonl")
+    assert trace.report.examples == {"arrival time is no number or time stamp": (3, 5)}
+    text = "arrival_s,input_tokens,output_tokens\n0,1,1\n1e300,1,1\n-1e300,1,1\n-5,1,1\n1,1,1\n"
+    assert [row[0] for row in rows_of(read(tmp_path, text))] == [0.0, 5.0, 6.0]
 
 
 def test_columns_can_be_named(tmp_path: Path) -> None:
