@@ -55,8 +55,9 @@ def read_text(path: str | Path, what: str = "file", *, max_bytes: int = MAX_DOCU
             raw = handle.read(max_bytes + 1)
     except FileNotFoundError:
         raise DocumentError(Problem(f"no such {what}", where, next_step="check the path")) from None
-    except OSError as error:
-        raise DocumentError(Problem(f"cannot read {what}: {error.strerror}", where)) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or "not a path"
+        raise DocumentError(Problem(f"cannot read {what}: {reason}", shorten(where, 200))) from None
     if len(raw) > max_bytes:
         raise DocumentError(
             Problem(f"larger than {max_bytes / 2**20:g} MiB", where, expected=f"a {what} in YAML or JSON")

@@ -167,14 +167,15 @@ def find_model(name_or_path: str, *, where: str = "", key: str = "") -> Model:
     what is wrong with a config.json is a DocumentError with its line.
     """
     path = Path(name_or_path)
-    if name_or_path.endswith(".json") or (path / "config.json").is_file():
+    config = path if name_or_path.endswith(".json") else path / "config.json"
+    if name_or_path.endswith(".json") or _exists(config):
         from splitplan.catalogs.huggingface import read_config  # needs pydantic's document reader only for files
 
-        return read_config(path if name_or_path.endswith(".json") else path / "config.json")
+        return read_config(config)
     found = _index().get(fold(name_or_path))
     if found is None and path.is_absolute():
         found = _index().get(fold(path.name))  # a model folder elsewhere, as measurements name it
-    if found is None and path.is_dir():
+    if found is None and name_or_path and _exists(path) and path.is_dir():
         raise DocumentError(Problem("holds no config.json", name_or_path, expected="a Hugging Face model folder"))
     if found is None:
         known = [item for model in load_models().values() for item in (model.name, *model.aliases)]
@@ -187,6 +188,13 @@ def find_model(name_or_path: str, *, where: str = "", key: str = "") -> Model:
     if "quantized_parts" in changes:
         changes["quantized_parts"] = tuple(changes["quantized_parts"])
     return replace(base, **changes)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a part longer than the file system allows, a NUL
+        return False
 
 
 @cache

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from splitplan.catalogs.engines import find_engine, load_engines
-from splitplan.catalogs.errors import InputError, UnknownNameError
+from splitplan.catalogs.errors import InputError, SplitplanError, UnknownNameError
 from splitplan.catalogs.gpus import find_gpu, load_gpus
 from splitplan.catalogs.links import find_link, load_links
 from splitplan.catalogs.models import find_model, load_models
@@ -88,6 +90,23 @@ def test_other_engine_version_says_whose_defaults_it_has() -> None:
     assert "0.32.0" in engine.notes[-1]
     with pytest.raises(InputError, match="names no version"):
         find_engine("vllm@")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.text(max_size=40)
+    | st.sampled_from(
+        ["x" * 5000, "a/" * 3000, "a\0b", "a\0.json", "x" * 5000 + ".json", "../..", "~", "vllm@@", "h100\n"]
+    )
+)
+def test_no_name_raises_anything_but_our_errors(name: str) -> None:
+    for find in (find_gpu, find_link, find_model, find_engine):
+        try:
+            found = find(name).name
+        except SplitplanError as error:
+            found = str(error)
+        assert found
+        assert len(found) < 500
 
 
 def test_dynamo_engine_inherits_from_the_engine_inside() -> None:
