@@ -106,6 +106,17 @@ def test_pairs_that_fail_or_lie_are_refused_once(
     assert message in found[0]
 
 
+@pytest.mark.parametrize(
+    ("engine", "connector", "dense_allowed"),
+    [("vllm", "nixl", True), ("vllm", "mooncake", False), ("sglang", "nixl", True)],
+)
+def test_one_prefill_rank_and_two_decode_ranks(engine: str, connector: str, dense_allowed: bool) -> None:
+    """The report's case: what each connector does with TP 1 → TP 2, for a plain model and for one with windows."""
+    ranks = {"tensor_parallel": 1}, {"tensor_parallel": 2}
+    assert (problems(engine, connector, "llama-3.1-8b", *ranks) == []) == dense_allowed
+    assert problems(engine, connector, "gemma-3-27b", *ranks) != []
+
+
 def test_several_mismatches_are_all_told() -> None:
     found = problems("vllm", "nixl", "llama-3.1-8b", {"block_tokens": 64}, {"kv_dtype": "fp8", "pipeline_parallel": 2})
     assert len(found) == 3

@@ -91,6 +91,21 @@ def test_every_model_of_the_measured_data_is_in_the_catalog() -> None:
     }
 
 
+@needs_shared
+def test_every_gpu_of_the_measured_data_is_in_the_catalog() -> None:
+    """Remarks in brackets ("H100-SXM-80GB(DGX-H100)") name the host, not the GPU."""
+    seen = set()
+    for name, columns in (
+        ("e2e.csv", ("gpu",)),
+        ("disagg.csv", ("gpu_prefill", "gpu_decode")),
+        ("memory.csv", ("gpu",)),
+    ):
+        with (SHARED / "data" / "measured" / name).open() as handle:
+            for row in csv.DictReader(handle):
+                seen |= {find_gpu(row[column].partition("(")[0]).name for column in columns if row[column]}
+    assert {"h100-sxm", "a100-sxm-80", "l40s", "h800", "h20-3e"} <= seen
+
+
 def test_a_prefill_worker_at_131072_tokens_needs_40_gib_of_kv() -> None:
     model = find_model("llama-3.1-70b-fp8")
     assert model.kv_bytes(131_072, "bf16") / GIB == pytest.approx(40, rel=0.001)
