@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types kernels-bench clean
+.PHONY: demo test lint types accuracy kernels-bench clean
 
 $(VENV)/core: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -17,6 +17,15 @@ $(VENV)/dev: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[fast,import,dev]'
 	@mkdir -p .typing && ln -sfn .. .typing/splitplan
 	@touch $@ $(VENV)/core
+
+DEMO = --model llama-3.1-70b --fleet four-racks --workload azure-conv --rate 24 --slo ttft=1s@p99,tpot=60ms@p99
+
+demo: $(VENV)/core
+	@mkdir -p demo
+	$(BIN)/planner solve $(DEMO) -o demo/plan.yaml
+	$(BIN)/planner launch demo/plan.yaml --dry-run --target shell -o demo/shell
+	$(BIN)/planner launch demo/plan.yaml --dry-run --target kubernetes -o demo/kubernetes
+	$(BIN)/planner bench demo/plan.yaml --mock --duration 30
 
 test: lint types
 	$(BIN)/python -m pytest -n 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from splitplan.planner.drawing import draw_racks
 from splitplan.planner.inputs import SolveInputs
 from splitplan.planner.plan import Alternative, Estimate, Plan, Pool, Verification
 from splitplan.planner.spec.slo import Slo, Target
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 GBIT = 1e9 / 8
+MOST_NODES_DRAWN = 16
+"""Of larger fleets only the nodes in use are drawn."""
 
 
 def print_plan(console: Console, plan: Plan, inputs: SolveInputs, *, saved_as: str = "") -> None:
@@ -25,6 +28,8 @@ def print_plan(console: Console, plan: Plan, inputs: SolveInputs, *, saved_as: s
     for item in plan.alternatives:
         if not item.pools:
             console.print(f"  {item.label}: {item.reason}", markup=False)
+    console.print()
+    console.print(draw_racks(plan, inputs.fleet if len(inputs.fleet.nodes) <= MOST_NODES_DRAWN else None))
     console.print()
     _labelled(console, "Proof", proof_line(plan))
     _labelled(console, "Limits", "; ".join(plan.limits) or "nothing of the fleet binds")
