@@ -27,9 +27,10 @@ class Candidate:
     colocated_share: float
 
     @property
-    def key(self) -> tuple[tuple[str, str, int], ...]:
-        """What tells candidates apart: instances per column and place."""
-        return tuple(sorted((item.column, item.location, item.instances) for item in self.solution.placed))
+    def key(self) -> tuple[object, ...]:
+        """What tells candidates apart: instances per column and place, and the rate they are asked to serve."""
+        places = sorted((item.column, item.location, item.instances) for item in self.solution.placed)
+        return (round(self.solution.rate_scale, 9), *places)
 
     @property
     def counts(self) -> tuple[tuple[str, int], ...]:

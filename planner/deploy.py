@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from splitplan.catalogs.links import Link as CatalogLink
 from splitplan.catalogs.links import find_link
 from splitplan.planner.inputs import SolveInputs
 from splitplan.planner.latency.step import StepModel
@@ -36,12 +37,13 @@ def deployment_of(
         for instance in pool.instances:
             order[instance.name] = len(specs)
             specs.append(_spec(pool, instance, entry_share[pool.role], steps[pool.name], links))
+    ways = _ways(pools, routes, links)
     return Deployment(
         instances=tuple(specs),
         links=tuple(links.links),
         kv_bytes_per_token=inputs.model.kv_bytes_per_token(_kv_dtype(pools)),
-        transfer_latency_s=ROUTER_HOP_S + links.latency_s,
-        descriptor_s=links.per_descriptor_s,
+        transfer_latency_s=ROUTER_HOP_S + max((link.latency_s for link in ways), default=0.0),
+        descriptor_s=max((link.per_descriptor_s for link in ways), default=0.0),
         descriptors_per_block=_descriptors_per_block(pools, inputs),
         spine=links.spine,
         decode_emits_first_token=inputs.engine.decode_emits_first_token,
@@ -59,9 +61,6 @@ class _Links:
         self._nodes = {node.name: node for node in fleet.nodes}
         self._uplinks = {rack.name: rack.uplink_bytes_per_s for rack in fleet.racks}
         self.spine = None if fleet.spine_bytes_per_s is None else self.number("spine", fleet.spine_bytes_per_s)
-        nics = [find_link(node.nic_link) for node in fleet.nodes if node.nic_link]
-        self.latency_s = max((link.latency_s for link in nics), default=0.0)
-        self.per_descriptor_s = max((link.per_descriptor_s for link in nics), default=0.0)
 
     def number(self, name: str, bytes_per_s: float) -> int:
         """Index of the link of this name, made now if it is new."""
@@ -92,6 +91,17 @@ class _Links:
     def node(self, instance: Instance) -> Node:
         """The node of an instance's first GPU."""
         return self._nodes[instance.gpus[0].node]
+
+
+def _ways(pools: Sequence[Pool], routes: Sequence[Route], links: _Links) -> list[CatalogLink]:
+    """Kinds of link that KV takes on these routes: the GPUs' own inside a node, the NICs of both ends otherwise."""
+    instances = {instance.name: instance for pool in pools for instance in pool.instances}
+    names: set[str] = set()
+    for route in routes:
+        ends = [links.node(instances[route.prefill]), links.node(instances[route.decode])]
+        inside = route.path == "same-node"
+        names |= {ends[0].gpu_link} if inside else {node.nic_link for node in ends if node.nic_link}
+    return [find_link(name) for name in sorted(names)]
 
 
 def _spec(pool: Pool, instance: Instance, entry_share: float, step: StepModel, links: _Links) -> InstanceSpec:

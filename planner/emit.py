@@ -66,16 +66,20 @@ def _hosts(study: Study, found: Candidate) -> tuple[Host, ...]:
 
 
 def _proof(shop: Workshop, options: ProgramOptions, solution: ProgramSolution) -> Proof:
-    """The bound of the open program under all corrections learned, against the plan that was chosen."""
+    """The bound of the open program under all corrections learned, against the plan that was chosen.
+
+    A plan found before a later correction may beat that program's optimum; the bound is then the plan itself.
+    """
     last = shop.solve(options, shop.corrections)
-    bound = solution.bound if isinstance(last, Infeasible) else min(last.bound, solution.value)
-    gap = 100 * (solution.value - bound) / max(abs(solution.value), 1e-12)
+    best = max if solution.objective == "goodput" else min
+    bound = solution.value if isinstance(last, Infeasible) else best(last.bound, solution.value)
+    gap = 100 * abs(solution.value - bound) / max(abs(solution.value), 1e-12)
     return Proof(
         status="optimal" if gap <= 1e-4 else "feasible",
         objective=solution.objective,
         value=round(solution.value, 6),
         bound=round(bound, 6),
-        gap_percent=round(max(gap, 0.0), 4),
+        gap_percent=round(gap, 4),
         solver=solution.solver,
         constraints_checked=solution.constraints_checked,
     )

@@ -6,38 +6,19 @@ Names and paths come in, frozen values and their hashes go out. Nothing after th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 from splitplan.catalogs.engines import Engine, find_engine
 from splitplan.catalogs.errors import InputError, Problem, shorten
 from splitplan.catalogs.models import Model, find_model
 from splitplan.planner.columns.options import ColumnOptions
 from splitplan.planner.plan import Inputs, Plan
+from splitplan.planner.question import Question, options_as_text
 from splitplan.planner.spec.fleet import Fleet, load_fleet
 from splitplan.planner.spec.slo import Slo, format_slo, parse_slo
 from splitplan.planner.spec.workload import Workload, load_workload
 from splitplan.profiler.profile import Profile
 from splitplan.profiler.store import find_profile, load_profile
-
-Mode = Literal["auto", "disagg", "colocated"]
-PriceKind = Literal["on_demand", "reserved", "spot"]
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What was asked, as names and paths: enough to ask it again."""
-
-    model: str
-    fleet: str
-    workload: str
-    slo: str
-    rate_req_per_s: float | None = None
-    mode: Mode = "auto"
-    price_kind: PriceKind = "on_demand"
-    options: ColumnOptions = field(default_factory=ColumnOptions)
-    profiles: tuple[str, ...] = ()  # files that take the place of shipped profiles
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +53,7 @@ class SolveInputs:
             slo=format_slo(self.slo),
             profile_hashes={gpu: profile.content_hash if profile else "" for gpu, profile in self.profiles.items()},
             seed=question.seed,
-            options=_recorded_options(question),
+            options=options_as_text(question),
         )
 
 
@@ -80,8 +61,8 @@ def load_inputs(question: Question) -> SolveInputs:
     """Load and check everything the question names; raises InputError with all that is wrong in one file or name."""
     slo = parse_slo(question.slo)
     model = find_model(question.model)
-    engine = find_engine(question.options.engine)
-    _check_dtypes(question.options, engine)
+    engine = find_engine(question.columns.engine)
+    _check_dtypes(question.columns, engine)
     fleet = load_fleet(question.fleet, price_kind=question.price_kind)
     workload = load_workload(question.workload, rate_req_per_s=question.rate_req_per_s)
     return SolveInputs(
@@ -91,30 +72,8 @@ def load_inputs(question: Question) -> SolveInputs:
         workload=workload,
         slo=slo,
         engine=engine,
-        connector=_connector(engine, question.options.connector),
+        connector=_connector(engine, question.columns.connector),
         profiles=_profiles(fleet, engine, question.profiles),
-    )
-
-
-def question_of(plan: Plan) -> Question:
-    """The question a saved plan answers."""
-    inputs, kept = plan.inputs, dict(plan.inputs.options)
-    mode = kept.pop("mode", "auto")
-    price_kind = kept.pop("price_kind", "on_demand")
-    profiles = tuple(part for part in kept.pop("profiles", "").split("|") if part)
-    numbers = {"memory_fraction": float, "max_pipeline_parallel": int, "capacity_quantile": float}
-    options = ColumnOptions(**{key: numbers.get(key, str)(text) for key, text in kept.items()})
-    return Question(
-        model=inputs.model,
-        fleet=inputs.fleet,
-        workload=inputs.workload,
-        slo=inputs.slo,
-        rate_req_per_s=inputs.rate_req_per_s,
-        mode=mode,  # type: ignore[arg-type]
-        price_kind=price_kind,  # type: ignore[arg-type]
-        options=options,
-        profiles=profiles,
-        seed=inputs.seed,
     )
 
 
@@ -142,23 +101,6 @@ def refuse_changes(plan: Plan, inputs: SolveInputs, *, besides: tuple[str, ...] 
 
 def _hash(inputs: Inputs, name: str) -> str:
     return str(getattr(inputs, f"{name}_hash"))
-
-
-def _recorded_options(question: Question) -> dict[str, str]:
-    """Options that differ from their defaults, as text."""
-    defaults = ColumnOptions()
-    kept = {
-        name: str(getattr(question.options, name))
-        for name in ColumnOptions.__dataclass_fields__
-        if getattr(question.options, name) != getattr(defaults, name)
-    }
-    if question.mode != "auto":
-        kept["mode"] = question.mode
-    if question.price_kind != "on_demand":
-        kept["price_kind"] = question.price_kind
-    if question.profiles:
-        kept["profiles"] = "|".join(question.profiles)
-    return kept
 
 
 def _check_dtypes(options: ColumnOptions, engine: Engine) -> None:

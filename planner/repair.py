@@ -24,6 +24,9 @@ SMALLEST_STEP = 1.02
 WORST_STEP = 1.5
 """And for no more than this much more at once."""
 
+GOODPUT_STEP = 1.04
+"""Goodput is raised in steps of this much while the plan still passes."""
+
 
 @dataclass(slots=True)
 class Corrections:
@@ -59,9 +62,24 @@ class Outcome:
         return self.found is not None and self.verdict is not None and self.verdict.passed
 
     @property
-    def usd_per_hour(self) -> float:
-        """Cost; infinite when nothing passed."""
-        return self.found.solution.usd_per_hour if self.found is not None and self.passed else float("inf")
+    def score(self) -> float:
+        """What the objective makes of it, less is better; infinite when nothing passed."""
+        return score(self.found.solution) if self.found is not None and self.passed else float("inf")
+
+    def in_words(self) -> str:
+        """The objective's figure with its unit."""
+        assert self.found is not None, "only what was found can be told"
+        solution = self.found.solution
+        if solution.objective == "goodput":
+            return f"{solution.rate_scale:.3g} of the asked rate"
+        return f"{solution.watts:.0f} W" if solution.objective == "power" else f"{solution.usd_per_hour:.2f} $/h"
+
+
+def score(solution: ProgramSolution) -> float:
+    """The objective as something to make small: dollars or watts, or the rate scale with its sign turned."""
+    if solution.objective == "goodput":
+        return -solution.rate_scale
+    return solution.watts if solution.objective == "power" else solution.usd_per_hour
 
 
 @dataclass(slots=True)
@@ -90,7 +108,7 @@ class Workshop:
             verdict, fault = self._judged(trial)
             last = Outcome(trial, verdict)
             if verdict.passed:
-                return self._with_less(last, options)
+                return self._relaxed(last, options)
             self._tighten(trial, verdict, fault)
         return replace(last, reasons=("no plan passed within the attempts allowed",))
 
@@ -107,12 +125,12 @@ class Workshop:
     def _judged(self, trial: Candidate) -> tuple[Verification, frozenset[Role]]:
         """Screen first; verify in full only what passes the screening."""
         if trial.key not in self.screened:
-            self.screened[trial.key] = self.judge.screen(trial.deployment)
+            self.screened[trial.key] = self.judge.screen(trial.deployment, trial.solution.rate_scale)
         screening = self.screened[trial.key]
         if _clearly_missed(screening[0]):
             return screening
         if trial.key not in self.verified:
-            self.verified[trial.key] = self.judge.verify(trial.deployment)
+            self.verified[trial.key] = self.judge.verify(trial.deployment, trial.solution.rate_scale)
         return self.verified[trial.key]
 
     def _tighten(self, trial: Candidate, verdict: Verification, fault: frozenset[Role]) -> None:
@@ -122,13 +140,13 @@ class Workshop:
         for name, load in _loads(trial, fault).items():
             self.corrections.scale(name, max(severity, SMALLEST_STEP / max(load, 1e-3)) if load < 1 else severity)
 
-    def _with_less(self, passed: Outcome, options: ProgramOptions) -> Outcome:
-        """Try to do with one instance less of each pool, dearest first; keep what still passes."""
+    def _relaxed(self, passed: Outcome, options: ProgramOptions) -> Outcome:
+        """Try to do better with columns that may have been judged too carefully; keep what still passes."""
         best, probes, tried = passed, 0, set[object]()
         while probes < self.judge.effort.max_probes:
             for corrections in _relaxations(best.found, self.corrections):
                 solution = self.solve(options, corrections)
-                if isinstance(solution, Infeasible) or solution.usd_per_hour >= best.usd_per_hour - 1e-9:
+                if isinstance(solution, Infeasible) or score(solution) >= best.score - 1e-9:
                     continue
                 trial = candidate(self._problem(options, corrections), solution, self.inputs)
                 if trial.key in tried:
@@ -164,8 +182,15 @@ def _loads(trial: Candidate, roles: frozenset[Role]) -> dict[str, float]:
 
 
 def _relaxations(found: Candidate | None, corrections: Corrections) -> Iterator[Corrections]:
-    """Corrections under which one instance less of a pool would do, dearest instance first."""
+    """Corrections under which one instance less of a pool would do, dearest instance first; for goodput, all pools a
+    little less careful."""
     if found is None:
+        return
+    if found.solution.objective == "goodput":
+        names = dict.fromkeys(item.column for item in found.solution.placed)
+        yield Corrections(
+            {**corrections.factor, **{name: corrections.factor.get(name, 1.0) / GOODPUT_STEP for name in names}}
+        )
         return
     counts: dict[str, int] = {}
     load: dict[str, float] = {}

@@ -8,8 +8,9 @@ from splitplan.planner.columns.hosts import HostKind, host_kinds
 from splitplan.planner.columns.shapes import Shape
 from splitplan.planner.columns.steps import StepLibrary
 from splitplan.planner.deploy import deployment_of
-from splitplan.planner.inputs import SolveInputs, load_inputs, question_of, refuse_changes
+from splitplan.planner.inputs import SolveInputs, load_inputs, refuse_changes
 from splitplan.planner.plan import Plan, Pool, Verification
+from splitplan.planner.question import question_of
 from splitplan.planner.simulate.deployment import Deployment
 from splitplan.planner.verify import Judge, default_effort
 
@@ -36,7 +37,7 @@ def replay(
         rate_req_per_s=rate_req_per_s if rate_req_per_s is not None else own_rate,
     )
     inputs = load_inputs(question)
-    refuse_changes(plan, inputs, besides=("workload",) if workload else ())
+    refuse_changes(plan, inputs, besides=("workload",) if workload or rate_req_per_s is not None else ())
     effort = replace(default_effort(), verify_requests=num_requests, num_seeds=num_seeds)
     return Judge(inputs, effort).verify(plan_deployment(plan, inputs))[0]
 

@@ -168,6 +168,8 @@ def proof_line(plan: Plan) -> str:
     proof = plan.proof
     text = f"{proof.status} (gap {proof.gap_percent:.2f} %, {proof.solver}); "
     text += f"all {proof.constraints_checked} constraints re-checked"
+    if plan.corrections:
+        text += f"; {_plural(len(plan.corrections), 'column')} corrected by simulation"
     if plan.verification:
         verdict = plan.verification
         text += f"; {verdict.num_requests:,} requests simulated, {_plural(verdict.num_seeds, 'seed')}"

@@ -19,9 +19,10 @@ from splitplan.planner.columns.hosts import host_kinds
 from splitplan.planner.columns.mix import RequestMix, request_mix
 from splitplan.planner.columns.steps import StepLibrary
 from splitplan.planner.emit import Variant, emit_plan
-from splitplan.planner.inputs import Question, SolveInputs, load_inputs, question_of, refuse_changes
+from splitplan.planner.inputs import SolveInputs, load_inputs, refuse_changes
 from splitplan.planner.plan import Plan
 from splitplan.planner.program.types import Infeasible, ProgramInput, ProgramOptions
+from splitplan.planner.question import Question, question_of
 from splitplan.planner.repair import Corrections, Outcome, Workshop
 from splitplan.planner.spec.workload import sample
 from splitplan.planner.verify import Effort, Judge, default_effort
@@ -88,7 +89,7 @@ def prepare(inputs: SolveInputs) -> Study:
     hosts = host_kinds(inputs.fleet)
     library = StepLibrary(inputs.model, inputs.engine, inputs.profiles)
     demand = Demand(mix, workload.rate_req_per_s, workload.arrival_scv)
-    options = replace(question.options, connector=inputs.connector)
+    options = replace(question.columns, connector=inputs.connector)
     columns = cached_columns(
         _cache_key(inputs), lambda: build_columns(inputs.model, inputs.engine, hosts, demand, options, library)
     )
@@ -101,8 +102,14 @@ def prepare(inputs: SolveInputs) -> Study:
 def _cache_key(inputs: SolveInputs) -> object:
     """Everything the columns depend on, by content."""
     recorded = inputs.recorded()
-    ignored = {"fleet": "", "workload": "", "model": ""}  # names and paths: the hashes say what they hold
-    return inputs.engine, inputs.connector, inputs.class_slos, recorded.model_copy(update=ignored)
+    ignored = {
+        "fleet": "",
+        "workload": "",
+        "model": "",
+        "options": {},
+    }  # names and paths: the hashes say what they hold
+    options = inputs.question.columns
+    return inputs.engine, inputs.connector, inputs.class_slos, options, recorded.model_copy(update=ignored)
 
 
 def _program(inputs: SolveInputs, mix: RequestMix, columns: list[Column]) -> ProgramInput:
@@ -117,7 +124,7 @@ def _program(inputs: SolveInputs, mix: RequestMix, columns: list[Column]) -> Pro
         rate_req_per_s=workload.rate_req_per_s * shares,
         kv_bytes_per_request={dtype: tokens * inputs.model.kv_bytes_per_token(dtype) for dtype in kv_dtypes},
         pairs_allowed=_pair_rule(inputs),
-        options=ProgramOptions(mode=inputs.question.mode),
+        options=inputs.question.program,
     )
 
 
@@ -188,16 +195,16 @@ def _variants(study: Study) -> list[tuple[str, ProgramOptions]]:
 def _run(shop: Workshop, label: str, options: ProgramOptions, say: Progress) -> Variant:
     start_s = time.perf_counter()
     outcome = shop.best(options)
-    cost = f"{outcome.usd_per_hour:.2f} $/h" if outcome.passed else "no plan"
-    say(f"{label or 'all together'}: {cost} ({_since(start_s)})")
+    result = outcome.in_words() if outcome.passed else "no plan"
+    say(f"{label or 'all together'}: {result} ({_since(start_s)})")
     return Variant(label, options, outcome)
 
 
 def _chosen(study: Study, variants: list[Variant]) -> Outcome:
-    """The cheapest that passed, whichever variant found it; fewer GPUs break a tie, then the earlier variant."""
+    """The best that passed, whichever variant found it; fewer GPUs break a tie, then the earlier variant."""
     passed = [variant.outcome for variant in variants if variant.outcome.passed]
     if passed:
-        return min(passed, key=lambda outcome: (round(outcome.usd_per_hour, 6), _gpus(outcome)))
+        return min(passed, key=lambda outcome: (round(outcome.score, 6), _gpus(outcome)))
     last = variants[-1].outcome
     reasons = [Problem(reason) for reason in last.reasons]
     if last.verdict is not None:

@@ -7,7 +7,7 @@ requests that meet everything by its lower end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,16 +61,20 @@ class Judge:
         self.effort = effort
         self._samples: dict[tuple[int, int], Requests] = {}
 
-    def screen(self, deployment: Deployment) -> tuple[Verification, frozenset[Role]]:
-        """A short run with one seed: passed or not, and the roles at fault."""
-        return self._judge(deployment, self.effort.screen_requests, 1)
+    def screen(self, deployment: Deployment, rate_scale: float = 1.0) -> tuple[Verification, frozenset[Role]]:
+        """A short run with one seed, at a multiple of the asked rate: passed or not, and the roles at fault."""
+        return self._judge(deployment, self.effort.screen_requests, 1, rate_scale)
 
-    def verify(self, deployment: Deployment) -> tuple[Verification, frozenset[Role]]:
+    def verify(self, deployment: Deployment, rate_scale: float = 1.0) -> tuple[Verification, frozenset[Role]]:
         """The run that the plan reports."""
-        return self._judge(deployment, self.effort.verify_requests, self.effort.num_seeds)
+        return self._judge(deployment, self.effort.verify_requests, self.effort.num_seeds, rate_scale)
 
-    def _judge(self, deployment: Deployment, num_requests: int, num_seeds: int) -> tuple[Verification, frozenset[Role]]:
+    def _judge(
+        self, deployment: Deployment, num_requests: int, num_seeds: int, rate_scale: float
+    ) -> tuple[Verification, frozenset[Role]]:
         samples = [self._sample(num_requests, index) for index in range(num_seeds)]
+        if rate_scale != 1.0:
+            samples = [replace(requests, arrival_s=requests.arrival_s / rate_scale) for requests in samples]
         runs = [
             simulate(
                 deployment, requests, seed=self.inputs.question.seed + index, routing=ROUTING, form=self.effort.form
@@ -80,7 +84,7 @@ class Judge:
         results = combine(runs)
         classes = [requests.class_index for requests in samples]
         slos = self.inputs.class_slos
-        verdict = _verdict(results, classes, slos, self.inputs)
+        verdict = _verdict(results, classes, slos, self.inputs, rate_scale)
         return verdict, frozenset() if verdict.passed else _roles_at_fault(results, classes, slos, deployment)
 
     def _sample(self, num_requests: int, index: int) -> Requests:
@@ -91,7 +95,11 @@ class Judge:
 
 
 def _verdict(
-    results: Results, classes: Sequence[NDArray[np.int64]], slos: Sequence[Slo], inputs: SolveInputs
+    results: Results,
+    classes: Sequence[NDArray[np.int64]],
+    slos: Sequence[Slo],
+    inputs: SolveInputs,
+    rate_scale: float,
 ) -> Verification:
     met = [_met(run, index, slos)[run.warmup :] for run, index in zip(results.runs, classes, strict=True)]
     attainment = share_interval([values.astype(np.float64) for values in met])
@@ -105,7 +113,7 @@ def _verdict(
         passed=not misses,
         num_requests=results.num_requests,
         num_seeds=len(results.runs),
-        rate_req_per_s=inputs.workload.rate_req_per_s,
+        rate_req_per_s=_tidy(inputs.workload.rate_req_per_s * rate_scale),
         ttft_ms=_in_ms(results.summary("ttft")),
         tpot_ms=_in_ms(results.summary("tpot")),
         e2e_ms=_in_ms(results.summary("e2e")),

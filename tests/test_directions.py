@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from splitplan.planner.inputs import Mode, Question
 from splitplan.planner.plan import Plan
+from splitplan.planner.program.types import Mode, ProgramOptions
+from splitplan.planner.question import Question
 from splitplan.planner.solve import solve
 from splitplan.planner.verify import Effort
 
@@ -19,7 +20,7 @@ def plan(
     slo: str = "ttft=1s@p95,tpot=40ms@p95",
     model: str = "llama-3.1-8b",
 ) -> Plan:
-    return solve(Question(model, fleet, workload, slo, rate, mode), effort=EFFORT)
+    return solve(Question(model, fleet, workload, slo, rate, ProgramOptions(mode=mode)), effort=EFFORT)
 
 
 def gpus(plan: Plan, role: str) -> int:

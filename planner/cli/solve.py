@@ -19,6 +19,18 @@ def solve(
     mode: Annotated[
         Literal["auto", "disagg", "colocated"], typer.Option(help="Which kinds of serving may be chosen.")
     ] = "auto",
+    objective: Annotated[
+        Literal["cost", "goodput", "power"],
+        typer.Option(help="Least cost, most goodput (a multiple of the rate), or least power."),
+    ] = "cost",
+    budget: Annotated[float | None, typer.Option(min=0, help="Most dollars per hour.")] = None,
+    max_power: Annotated[float | None, typer.Option(min=0, help="Most watts.")] = None,
+    pin: Annotated[list[str] | None, typer.Option(help="Only such columns: decode=a100-sxm-80, prefill:tp=2.")] = None,
+    forbid: Annotated[list[str] | None, typer.Option(help="No such columns: l40s, colocated:tp=8.")] = None,
+    survive: Annotated[
+        Literal["", "node", "rack", "power-domain"], typer.Option(help="Serve the load with any one of them gone.")
+    ] = "",
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for each program; the gap is shown.")] = 60.0,
     engine: Annotated[str, typer.Option(help="Engine, for instance vllm or vllm@0.32.0.")] = "vllm",
     connector: Annotated[str, typer.Option(help="KV connector; default: the engine's first.")] = "",
     weight_dtype: Annotated[str, typer.Option(help="Default: as the model is published.")] = "",
@@ -40,8 +52,9 @@ def solve(
     --slo ttft=1s@p99,tpot=60ms@p99 -o plan.yaml
     """
     from splitplan.planner.columns.options import ColumnOptions
-    from splitplan.planner.inputs import Question
     from splitplan.planner.plan import save_plan
+    from splitplan.planner.program.types import ProgramOptions
+    from splitplan.planner.question import Question
     from splitplan.planner.report import print_plan
     from splitplan.planner.solve import answer
 
@@ -51,9 +64,18 @@ def solve(
         workload=workload,
         slo=slo,
         rate_req_per_s=rate,
-        mode=mode,
+        program=ProgramOptions(
+            objective=objective,
+            mode=mode,
+            pin=tuple(pin or ()),
+            forbid=tuple(forbid or ()),
+            budget_usd_per_hour=budget,
+            max_power_watts=max_power,
+            survive=survive,
+            time_limit_s=time_limit,
+        ),
+        columns=ColumnOptions(engine, connector, weight_dtype, kv_dtype, memory_fraction),
         price_kind=price,
-        options=ColumnOptions(engine, connector, weight_dtype, kv_dtype, memory_fraction),
         profiles=tuple(profile or ()),
         seed=seed,
     )

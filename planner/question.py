@@ -1,0 +1,79 @@
+"""The question a plan answers, as names, paths and wishes: enough to ask it again, and kept in the plan as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar
+
+from splitplan.planner.columns.options import ColumnOptions
+from splitplan.planner.plan import Plan
+from splitplan.planner.program.types import ProgramOptions
+
+PriceKind = Literal["on_demand", "reserved", "spot"]
+OptionsT = TypeVar("OptionsT", ColumnOptions, ProgramOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What was asked."""
+
+    model: str
+    fleet: str
+    workload: str
+    slo: str
+    rate_req_per_s: float | None = None
+    program: ProgramOptions = field(default_factory=ProgramOptions)
+    columns: ColumnOptions = field(default_factory=ColumnOptions)
+    price_kind: PriceKind = "on_demand"
+    profiles: tuple[str, ...] = ()  # files that take the place of shipped profiles
+    seed: int = 0
+
+
+def options_as_text(question: Question) -> dict[str, str]:
+    """All options that differ from their defaults, as text: words as they are, everything else as JSON."""
+    kept = _changed(question.columns, ColumnOptions()) | _changed(question.program, ProgramOptions())
+    if question.price_kind != "on_demand":
+        kept["price_kind"] = question.price_kind
+    if question.profiles:
+        kept["profiles"] = "|".join(question.profiles)
+    return kept
+
+
+def question_of(plan: Plan) -> Question:
+    """The question a saved plan answers."""
+    inputs, kept = plan.inputs, plan.inputs.options
+    return Question(
+        model=inputs.model,
+        fleet=inputs.fleet,
+        workload=inputs.workload,
+        slo=inputs.slo,
+        rate_req_per_s=inputs.rate_req_per_s,
+        program=_restored(ProgramOptions(), kept),
+        columns=_restored(ColumnOptions(), kept),
+        price_kind=kept.get("price_kind", "on_demand"),  # type: ignore[arg-type]
+        profiles=tuple(part for part in kept.get("profiles", "").split("|") if part),
+        seed=inputs.seed,
+    )
+
+
+def _changed(options: Any, defaults: Any) -> dict[str, str]:
+    pairs = ((item.name, getattr(options, item.name), getattr(defaults, item.name)) for item in fields(options))
+    return {
+        name: value if isinstance(value, str) else json.dumps(value) for name, value, usual in pairs if value != usual
+    }
+
+
+def _restored(defaults: OptionsT, kept: Mapping[str, str]) -> OptionsT:
+    values: dict[str, Any] = {}
+    for item in fields(defaults):
+        usual, text = getattr(defaults, item.name), kept.get(item.name)
+        if text is None:
+            continue
+        value = text if isinstance(usual, str) or item.name in WORDS else json.loads(text)
+        values[item.name] = tuple(value) if isinstance(value, list) else value
+    return type(defaults)(**values)
+
+
+WORDS = ("only_gpu", "granularity")  # words whose default is none
