@@ -32,6 +32,7 @@ LEAST_CAPABILITY = {
     "nvfp4": {"": 8.0, "sglang": 10.0, "trtllm": 10.0},  # vLLM below Blackwell: weight-only Marlin
 }
 FP8_ARITHMETIC_CAPABILITY = 8.9
+NO_FP8_CACHE_CAPABILITY = 8.6  # reported to fail there (vLLM issue 26431)
 MLA_BLOCK_TOKENS = {
     "FLASHMLA": 64,
     "FLASHMLA_SPARSE": 64,
@@ -175,13 +176,23 @@ def _kv_dtype_runs(engine: Engine, model: Model, gpu: Gpu, side: EngineSide) -> 
         return f"{engine.name} has no {dtype} KV cache: use {', '.join(engine.kv_dtypes)}"
     if dtype != "fp8" or gpu.vendor == "AMD":
         return None
-    needed = 9.0 if is_mla(model) else FP8_ARITHMETIC_CAPABILITY
-    if gpu.compute_capability_number < needed:
-        kind = "an fp8 cache of MLA latents" if is_mla(model) else "an fp8 KV cache"
+    capability, needed = gpu.compute_capability_number, _fp8_cache_capability(engine, model, gpu, side)
+    if capability >= needed and capability != NO_FP8_CACHE_CAPABILITY:
+        return None
+    if capability >= needed:
         return (
-            f"{kind} needs compute capability {needed:.1f}, {gpu.name} has {gpu.compute_capability or 'none'}: use bf16"
+            f"an fp8 KV cache was reported to fail on compute capability {capability}, which {gpu.name} has: use bf16"
         )
-    return None
+    kind = "an fp8 cache of MLA latents" if is_mla(model) else "an fp8 KV cache"
+    return f"{kind} needs compute capability {needed:.1f}, {gpu.name} has {gpu.compute_capability or 'none'}: use bf16"
+
+
+def _fp8_cache_capability(engine: Engine, model: Model, gpu: Gpu, side: EngineSide) -> float:
+    """vLLM on A100 keeps an fp8 cache through FlashInfer, which widens it as it reads (its pull request 24577)."""
+    if is_mla(model):
+        return 9.0
+    backend = side.attention_backend or default_attention_backend(engine, gpu, model, "fp8")
+    return 8.0 if engine.base == "vllm" and not backend.startswith("TRITON") else FP8_ARITHMETIC_CAPABILITY
 
 
 def _dtype_suits_model(engine: Engine, model: Model, gpu: Gpu, side: EngineSide) -> str | None:

@@ -35,6 +35,7 @@ def problems(engine: str, model: str, gpu: str, **fields: Any) -> list[str]:
         ("vllm", "llama-3.1-70b", "a100", {"tensor_parallel": 4, "weight_dtype": "fp8"}),  # Marlin, weight-only
         ("vllm", "llama-3.1-70b", "l40s", {"tensor_parallel": 8, "weight_dtype": "fp8", "kv_dtype": "fp8"}),
         ("vllm", "llama-3.1-8b", "cpu", {}),
+        ("vllm", "llama-3.1-8b", "a100", {"kv_dtype": "fp8"}),  # widened by FlashInfer as it is read
         ("vllm", "llama-3.1-8b", "mi300x", {"weight_dtype": "fp8", "kv_dtype": "fp8"}),
         ("vllm", "gpt-oss-120b", "a100", {"tensor_parallel": 4, "weight_dtype": "mxfp4"}),
         ("vllm", "llama-3.1-70b", "h100", {"tensor_parallel": 16}),  # 8 KV heads replicated over 16 ranks
@@ -67,7 +68,9 @@ def test_what_engines_run_is_let_through(engine: str, model: str, gpu: str, fiel
         ("sglang", "llama-3.1-8b", "h100", {"weight_dtype": "nvfp4"}, "nvfp4 weights need compute capability 10.0"),
         ("vllm", "llama-3.1-8b", "mi300x", {"weight_dtype": "nvfp4"}, "do not run on mi300x"),
         ("vllm", "llama-3.1-8b", "cpu", {"weight_dtype": "fp8"}, "do not run on a CPU"),
-        ("vllm", "llama-3.1-8b", "a100", {"kv_dtype": "fp8"}, "fp8 KV cache needs compute capability 8.9"),
+        ("sglang", "llama-3.1-8b", "a100", {"kv_dtype": "fp8"}, "fp8 KV cache needs compute capability 8.9"),
+        ("vllm", "gpt-oss-20b", "a100", {"kv_dtype": "fp8"}, "fp8 KV cache needs compute capability 8.9"),  # Triton
+        ("vllm", "llama-3.1-8b", "a10", {"kv_dtype": "fp8"}, "reported to fail on compute capability 8.6"),
         (
             "vllm",
             "deepseek-v2-lite",
