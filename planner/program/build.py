@@ -45,7 +45,7 @@ ones, so counting groups per size is enough. A pipeline whose stages do not fit 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -101,6 +101,7 @@ class Program:
     services: list[Service]
     bought: dict[PriceTier, int] = field(default_factory=dict)  # GPUs by price tier
     kept: dict[tuple[int, int], int] = field(default_factory=dict)  # running instances that stay
+    open_ended: bool = False
 
     @property
     def normal(self) -> Service:
@@ -119,11 +120,19 @@ class Program:
 
 
 def build_program(
-    problem: ProgramInput, columns: tuple[Column, ...], granularity: Granularity | None = None
+    problem: ProgramInput,
+    columns: tuple[Column, ...],
+    granularity: Granularity | None = None,
+    *,
+    counts: Mapping[tuple[int, str], int] | None = None,
+    free_racks: frozenset[str] = frozenset(),
+    open_ended: bool = False,
 ) -> Program:
     """All variables and constraints, with σ fixed at 1 and no objective yet.
 
-    With granularity "fleet" the result is the grouped relaxation: it ignores where hosts of a kind stand.
+    With granularity "fleet" the result is the grouped relaxation that ignores where hosts stand. `counts` fixes the
+    instances of (column, location name), all others being absent except in `free_racks`. `open_ended` makes a part of a
+    fleet: its KV may come from and go to places outside, and no class has to be served.
     """
     granularity = granularity or program_granularity(problem, columns)
     locations = fleet_locations(problem.fleet, granularity)
@@ -138,8 +147,9 @@ def build_program(
         {},
         {},
         [],
+        open_ended=open_ended,
     )
-    define_instances(program)
+    define_instances(program, counts, free_racks)
     for name, rate, alive in service_states(program):
         define_service(program, name, rate, alive)
     money.define_price_tiers(program)
@@ -149,7 +159,8 @@ def build_program(
     constraints.define_totals(program)
     constraints.define_required(program)
     for service in program.services:
-        constraints.define_demand(program, service)
+        if not open_ended:
+            constraints.define_demand(program, service)
         constraints.define_instance_time(program, service)
         constraints.define_kv_conservation(program, service)
         constraints.define_bandwidth(program, service)
@@ -196,18 +207,25 @@ def atoms_at(column: Column, location: Location) -> Atoms | None:
     return None
 
 
-def define_instances(program: Program) -> None:
+def define_instances(
+    program: Program, counts: Mapping[tuple[int, str], int] | None, free_racks: frozenset[str]
+) -> None:
     """n[c,ℓ] wherever an instance of the column can stand and some class can use it."""
     for index, column in enumerate(program.columns):
         if not np.any(np.isfinite(column.work_s_per_request)):
             continue
         for place, location in enumerate(program.locations):
+            fixed = counts is not None and location.rack not in free_racks
+            if fixed and counts is not None and (index, location.name) not in counts:
+                continue
             atoms = atoms_at(column, location)
             if atoms is None:
                 continue
-            most = location.slots_of_size(atoms.size) // atoms.count
+            low, most = 0, location.slots_of_size(atoms.size) // atoms.count
+            if fixed and counts is not None:
+                low = most = counts[index, location.name]
             name = f"instances[{column.name}, {location.name}]"
-            program.n[index, place] = program.model.add_variable(name, 0, most, integer=True)
+            program.n[index, place] = program.model.add_variable(name, low, most, integer=True)
             program.atoms[index, place] = atoms
 
 
@@ -266,11 +284,14 @@ def connects(program: Program, index: int) -> bool:
 
 def define_flows(program: Program, service: Service) -> None:
     """stay, up and down, only where something can be sent and received and the flow's reach allows it."""
+    ends: dict[tuple[int, int], set[int]] = {}
+    for b, index, place in service.x:
+        ends.setdefault((b, index), set()).add(place)
     for number, kind in enumerate(program.families.kinds):
         for b in range(len(program.problem.class_names)):
-            sources = {place for (cls, index, place) in service.x if cls == b and index in kind.prefill}
-            sinks = {place for (cls, index, place) in service.x if cls == b and index in kind.decode}
-            if sources and sinks:
+            sources = set().union(*(ends.get((b, index), ()) for index in kind.prefill))
+            sinks = set().union(*(ends.get((b, index), ()) for index in kind.decode))
+            if (sources and sinks) or (program.open_ended and (sources or sinks)):
                 _define_flow(program, service, b, number, sources, sinks)
 
 
@@ -298,6 +319,6 @@ def _define_flow(program: Program, service: Service, b: int, number: int, source
             if receives:
                 service.down[b, number, vertex] = add(f"kv_down[{label}, {vertex[1]}{service.name}]")
         for parent, (sends, receives) in parents.items():
-            if sends and receives:
+            if sends and receives and not (program.open_ended and parent == SPINE):
                 service.stay[b, number, parent] = add(f"kv_stays[{label}, {parent[1] or 'spine'}{service.name}]")
         above = [(parent, sends, receives) for parent, (sends, receives) in parents.items()]

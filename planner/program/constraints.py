@@ -14,32 +14,32 @@ from splitplan.planner.program.reduce import parse_filter
 from splitplan.planner.spec.fleet import Rack
 
 if TYPE_CHECKING:
-    from splitplan.planner.program.build import FlowKey, Program, Service, Vertex
+    from splitplan.planner.program.build import Atoms, FlowKey, Program, Service, Vertex
+    from splitplan.planner.topology import Location
 
 
 def define_gpus_fit(program: Program) -> None:
     """Groups of GPUs inside NVLink domains: per size where sizes divide each other, else by cutting patterns."""
-    for place, location in enumerate(program.locations):
-        sizes = sorted({atoms.size for (_, where), atoms in program.atoms.items() if where == place})
-        if _is_chain(sizes):
-            for size in sizes:
-                terms = [
-                    (program.n[index, where], float(atoms.count * (atoms.size // size)))
-                    for (index, where), atoms in program.atoms.items()
-                    if where == place and atoms.size >= size
-                ]
-                name = f"gpus_fit[{location.name}, groups of {size}]"
-                program.model.add_constraint(name, terms, "<=", location.slots_of_size(size))
-        else:
-            _define_patterns(program, place, sizes)
+    here: dict[int, list[tuple[int, Atoms]]] = {}
+    for (index, place), atoms in program.atoms.items():
+        here.setdefault(place, []).append((program.n[index, place], atoms))
+    for place, groups in here.items():
+        location, sizes = program.locations[place], sorted({atoms.size for _, atoms in groups})
+        if not _is_chain(sizes):
+            _define_patterns(program, location, sizes, groups)
+            continue
+        for size in sizes:
+            terms = [(v, float(atoms.count * (atoms.size // size))) for v, atoms in groups if atoms.size >= size]
+            name = f"gpus_fit[{location.name}, groups of {size}]"
+            program.model.add_constraint(name, terms, "<=", location.slots_of_size(size))
 
 
 def _is_chain(sizes: Sequence[int]) -> bool:
     return all(large % small == 0 for small, large in pairwise(sizes))
 
 
-def _define_patterns(program: Program, place: int, sizes: list[int]) -> None:
-    location, model = program.locations[place], program.model
+def _define_patterns(program: Program, location: Location, sizes: list[int], groups: list[tuple[int, Atoms]]) -> None:
+    model = program.model
     supply: dict[int, Terms] = {size: [] for size in sizes}
     for free, many in sorted(Counter(domain.num_gpus for domain in location.domains).items()):
         used: Terms = []
@@ -51,11 +51,7 @@ def _define_patterns(program: Program, place: int, sizes: list[int]) -> None:
                 supply[size].append((variable, -float(times)))
         model.add_constraint(f"gpus_fit[{location.name}, domains of {free}]", used, "<=", many)
     for size in sizes:
-        terms = [
-            (program.n[index, where], float(atoms.count))
-            for (index, where), atoms in program.atoms.items()
-            if where == place and atoms.size == size
-        ]
+        terms = [(variable, float(atoms.count)) for variable, atoms in groups if atoms.size == size]
         model.add_constraint(f"gpus_fit[{location.name}, groups of {size}]", [*terms, *supply[size]], "<=", 0)
 
 
@@ -78,15 +74,12 @@ def cutting_patterns(free: int, sizes: tuple[int, ...]) -> tuple[tuple[int, ...]
 
 def define_rack_power(program: Program) -> None:
     """GPUs at their planned load, plus every host of the rack, stay within the rack's limit."""
+    drawn: dict[str, Terms] = {}
+    for (index, place), variable in program.n.items():
+        drawn.setdefault(program.locations[place].rack, []).append((variable, program.columns[index].watts))
     for rack in program.problem.fleet.racks:
-        if rack.power_limit_watts is None:
-            continue
-        terms = [
-            (variable, program.columns[index].watts)
-            for (index, place), variable in program.n.items()
-            if program.locations[place].rack == rack.name
-        ]
-        if terms:
+        terms = drawn.get(rack.name)
+        if terms and rack.power_limit_watts is not None:
             program.model.add_constraint(f"rack_power[{rack.name}]", terms, "<=", rack_gpu_watts(rack))
 
 
@@ -159,6 +152,8 @@ def define_kv_conservation(program: Program, service: Service) -> None:
         for (b, number, vertex), variable in flows.items():
             children.setdefault((direction, b, number, program.parents[vertex]), []).append((variable, 1.0))
     for (direction, b, number, vertex), row in children.items():
+        if program.open_ended and vertex == ("spine", ""):
+            continue
         further = service.up if direction == "up" else service.down
         beyond = [(flows[b, number, vertex], -1.0) for flows in (service.stay, further) if (b, number, vertex) in flows]
         label = f"{program.problem.class_names[b]}, {program.families.kinds[number].name}, {vertex[1] or 'spine'}"
@@ -174,17 +169,18 @@ def _define_ends(
     *,
     prefill: bool,
 ) -> None:
+    family_of = {index: family for family, members in enumerate(groups) for index in members}
+    by_family: dict[int, dict[tuple[int, int], Terms]] = {}
+    for (b, index, place), variable in service.x.items():
+        if index in family_of:
+            by_family.setdefault(family_of[index], {}).setdefault((b, place), []).append((variable, 1.0))
     for family, members in enumerate(groups):
         numbers = [
             number
             for number, kind in enumerate(program.families.kinds)
             if (kind.prefill if prefill else kind.decode) == members
         ]
-        ends: dict[tuple[int, int], Terms] = {}
-        for (b, index, place), variable in service.x.items():
-            if index in members:
-                ends.setdefault((b, place), []).append((variable, 1.0))
-        for (b, place), row in ends.items():
+        for (b, place), row in by_family.get(family, {}).items():
             location = program.locations[place]
             vertex = ("location", location.name)
             flows = [

@@ -27,6 +27,7 @@ class LinearModel:
     rhs: list[float] = field(default_factory=list)
     objective: dict[int, float] = field(default_factory=dict)
     maximise: bool = False
+    zero: int | None = None  # a variable that is always 0
 
     def add_variable(self, name: str, low: float = 0.0, high: float = INFINITY, *, integer: bool = False) -> int:
         """A new variable; returns its index."""
@@ -53,9 +54,9 @@ class LinearModel:
         return len(self.rows) - 1
 
     def _zero(self) -> int:
-        if "zero" not in self.variable_names:
-            self.add_variable("zero", 0.0, 0.0)
-        return self.variable_names.index("zero")
+        if self.zero is None:
+            self.zero = self.add_variable("zero", 0.0, 0.0)
+        return self.zero
 
     def copy(self) -> LinearModel:
         """An independent copy that shares the rows themselves (rows are never edited in place)."""
@@ -70,6 +71,7 @@ class LinearModel:
             list(self.rhs),
             dict(self.objective),
             self.maximise,
+            self.zero,
         )
 
     def with_objective(self, objective: dict[int, float], *, maximise: bool = False) -> LinearModel:

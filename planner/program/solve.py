@@ -3,40 +3,69 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from splitplan.catalogs.errors import InputError, Problem, SolverError
+from splitplan.planner.columns.column import Column
 from splitplan.planner.program.build import Program, build_program
 from splitplan.planner.program.constraints import instance_watts
 from splitplan.planner.program.infeasible import explain_infeasible
+from splitplan.planner.program.large import Progress, can_use_patterns, solve_large
 from splitplan.planner.program.linear import LinearModel, Terms
 from splitplan.planner.program.money import purchase, rent_terms, running_instances
 from splitplan.planner.program.objective import goodput_objective, gpu_terms
 from splitplan.planner.program.optimum import Optimum, find_optimum, grown, integers, least_travel
 from splitplan.planner.program.pairing import SMALLEST_RATE, pair_flows
 from splitplan.planner.program.reduce import reduce_columns
+from splitplan.planner.program.rounding import fixed_program
 from splitplan.planner.program.solver import solve_arrays
 from splitplan.planner.program.types import Binding, Bought, Infeasible, Placed, ProgramInput, ProgramSolution
 from splitplan.planner.program.verify import verify
 
+PATTERN_RACKS = 32
+"""Fleets with more racks are planned by rack patterns."""
 SMALLEST_DUAL = 1e-9
 BOOKKEEPING = ("demand", "kv_", "kept", "bought", "laid_out", "as_good", "one_rate_scale")
 """Rows that only say what is what; they limit nothing by themselves."""
 
 
-def solve_program(problem: ProgramInput) -> ProgramSolution | Infeasible:
+def solve_program(
+    problem: ProgramInput, on_progress: Callable[[Progress], None] | None = None
+) -> ProgramSolution | Infeasible:
     """The best plan for the objective, proven as far as `gap_percent` and `time_limit_s` allow, or why there is none.
 
-    Raises InputError for rates or sizes that make no sense and SolverError when time ran out before any plan was found.
+    `on_progress` hears of incumbent and bound while a large fleet is planned. Raises InputError for rates or sizes that
+    make no sense and SolverError when time ran out before any plan was found.
     """
     check_input(problem)
     columns = reduce_columns(problem)
+    if len(problem.fleet.racks) > PATTERN_RACKS and can_use_patterns(problem):
+        solution = _solve_large(problem, columns, on_progress)
+        if solution is not None:
+            return solution
     program = build_program(problem, columns)
     optimum = find_optimum(program)
     if optimum is None:
         return explain_infeasible(program)
+    return _solution(program, optimum, least_travel(program, optimum))
+
+
+def _solve_large(
+    problem: ProgramInput, columns: tuple[Column, ...], on_progress: Callable[[Progress], None] | None
+) -> ProgramSolution | None:
+    """Rack patterns, then rates and flows on the real racks; None sends the caller to the direct program."""
+    answer = solve_large(problem, columns, on_progress)
+    if answer is None:
+        return None
+    program = fixed_program(problem, columns, answer.counts)
+    start = solve_arrays(program.model.relaxed())
+    if not start.has_solution:
+        return None
+    proven = answer.value <= answer.bound * (1.0 + 1e-9)
+    optimum = Optimum(start.values, program.model, proven, answer.value, min(answer.value, answer.bound), start.solver)
     return _solution(program, optimum, least_travel(program, optimum))
 
 

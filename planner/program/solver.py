@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import highspy
 import numpy as np
 import pulp
+from numpy.typing import NDArray
 
 from splitplan.catalogs.errors import Problem, SolverError
 from splitplan.planner.program.linear import LinearModel, Sense
@@ -52,6 +54,7 @@ class Answer:
         return self.status in ("optimal", "feasible")
 
 
+@cache
 def solver_label() -> str:
     """The default solver's name and version, as printed in the proof."""
     return f"HiGHS {highspy.Highs().version()}"
@@ -218,3 +221,24 @@ def _answer(highs: Any, model: LinearModel, values: list[float], duals: list[flo
         flipped = model.maximise and highs.getObjectiveSense()[1] == highspy.ObjSense.kMinimize
         bound = -info.mip_dual_bound if flipped else info.mip_dual_bound
     return Answer("optimal" if optimal else "feasible", objective, bound, values, duals or [], label)
+
+
+class RepeatedSolve:
+    """One model kept inside HiGHS and solved again and again with other objectives (column generation's pricing)."""
+
+    def __init__(self, model: LinearModel, limits: SolveLimits) -> None:
+        self._model = model
+        self._highs = _highs(limits)
+        self._highs.passModel(_highs_lp(model))
+        self._indices = np.arange(len(model.low), dtype=np.int32)
+
+    def solve(self, objective: NDArray[np.float64], *, maximise: bool) -> Answer:
+        """Optimise the given coefficients, one per variable."""
+        sense = highspy.ObjSense.kMaximize if maximise else highspy.ObjSense.kMinimize
+        self._highs.changeObjectiveSense(sense)
+        self._highs.changeColsCost(len(self._indices), self._indices, objective)
+        self._highs.run()
+        values = [float(value) for value in self._highs.getSolution().col_value]
+        self._model.objective = {int(v): float(objective[v]) for v in np.flatnonzero(objective)}
+        self._model.maximise = maximise
+        return _answer(self._highs, self._model, values)

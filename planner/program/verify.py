@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from splitplan.planner.columns.column import Column
 from splitplan.planner.program.reduce import REACH_ORDER, parse_filter
-from splitplan.planner.program.types import Flow, Placed, ProgramInput, ProgramSolution
+from splitplan.planner.program.types import Placed, ProgramInput, ProgramSolution
 from splitplan.planner.topology import Location, fleet_locations
 
 RELATIVE_TOLERANCE = 1e-6
@@ -72,10 +72,11 @@ def _check_instances(
             rate * float(column.work_s_per_request[b]) for b, rate in enumerate(placed.rate_req_per_s) if rate > 0
         )
         check.at_most(f"{where}: instance time", work, placed.instances)
-    for name, location in places.items():
-        here = [placed for placed in solution.placed if placed.location == name]
-        if here:
-            check.holds(f"{name}: groups fit NVLink domains", _fits(here, columns, location))
+    by_place: dict[str, list[Placed]] = {}
+    for placed in solution.placed:
+        by_place.setdefault(placed.location, []).append(placed)
+    for name, here in by_place.items():
+        check.holds(f"{name}: groups fit NVLink domains", _fits(here, columns, places[name]))
 
 
 def _fits(here: Iterable[Placed], columns: dict[str, Column], location: Location) -> bool:
@@ -138,15 +139,21 @@ def _check_flows(
     columns: dict[str, Column],
     places: dict[str, Location],
 ) -> None:
+    moved: dict[tuple[str, str, str, int], float] = {}
+    for flow in solution.flows:
+        for end in (
+            ("prefill", flow.prefill, flow.prefill_location, flow.class_index),
+            ("decode", flow.decode, flow.decode_location, flow.class_index),
+        ):
+            moved[end] = moved.get(end, 0.0) + flow.rate_req_per_s
     for placed in solution.placed:
         if placed.role == "colocated":
             continue
-        for b in range(len(problem.class_names)):
-            moved = math.fsum(
-                flow.rate_req_per_s for flow in solution.flows if flow.class_index == b and _touches(flow, placed)
-            )
-            what = f"{placed.column} at {placed.location}: KV flow of class {problem.class_names[b]}"
-            check.equal(what, moved, placed.rate_req_per_s[b])
+        for b, name in enumerate(problem.class_names):
+            flowing = moved.pop((placed.role, placed.column, placed.location, b), 0.0)
+            what = f"{placed.column} at {placed.location}: KV flow of class {name}"
+            check.equal(what, flowing, placed.rate_req_per_s[b])
+    check.holds("every KV flow starts and ends at an instance", not moved)
     for flow in solution.flows:
         prefill, decode = columns[flow.prefill], columns[flow.decode]
         what = f"{flow.prefill} at {flow.prefill_location} to {flow.decode} at {flow.decode_location}"
@@ -155,12 +162,6 @@ def _check_flows(
         travelled = _distance(places[flow.prefill_location], places[flow.decode_location])
         allowed = min(REACH_ORDER[prefill.transfer_reach], REACH_ORDER[decode.transfer_reach])
         check.holds(f"{what}: reach", travelled <= allowed and travelled == REACH_ORDER[flow.reach])
-
-
-def _touches(flow: Flow, placed: Placed) -> bool:
-    if placed.role == "prefill":
-        return (flow.prefill, flow.prefill_location) == (placed.column, placed.location)
-    return (flow.decode, flow.decode_location) == (placed.column, placed.location)
 
 
 def _distance(start: Location, end: Location) -> int:
@@ -229,15 +230,18 @@ def _check_limits(
     for gpu, inventory in problem.fleet.num_gpus.items():
         used = sum(gpus for entry, gpus in placed_gpus if columns[entry.column].gpu == gpu)
         check.at_most(f"{gpu}: GPUs of the inventory", used, inventory)
+    gpu_watts: dict[str, float] = {}
+    for entry in solution.placed:
+        gpu_watts[entry.rack] = gpu_watts.get(entry.rack, 0.0) + entry.instances * columns[entry.column].watts
     for text in options.require:
         kinds = [columns[entry.column] for entry in solution.placed]
         check.holds(f"required: {text}", any(parse_filter(text).matches(column) for column in kinds))
     for rack in problem.fleet.racks:
         if rack.power_limit_watts is not None:
-            drawn = sum(node.host_watts for node in rack.nodes) + math.fsum(
-                entry.instances * columns[entry.column].watts for entry in solution.placed if entry.rack == rack.name
-            )
-            check.at_most(f"{rack.name}: watts", drawn, rack.power_limit_watts)
+            hosts = sum(node.host_watts for node in rack.nodes)
+            drawn = hosts + gpu_watts.get(rack.name, 0.0)
+            if rack.name in gpu_watts:
+                check.at_most(f"{rack.name}: watts", drawn, rack.power_limit_watts)
     for what, value, limit in (
         ("budget", dollars, options.budget_usd_per_hour),
         ("fleet's budget", dollars, problem.fleet.max_usd_per_hour),
