@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+import yaml
 
+from splitplan.catalogs.errors import InputError, Problem, SplitplanError
+from splitplan.catalogs.gpus import find_gpu
+from splitplan.planner.calibrate.accuracy import OverheadOf, score_points, shipped_overhead, spread_of
 from splitplan.planner.calibrate.fit import (
     COMPUTE,
     GAP,
     LAUNCH,
+    OLD_COMPUTE,
     RANK_GAP,
     REQUEST,
     REQUEST_TOKEN,
@@ -27,16 +33,23 @@ from splitplan.planner.calibrate.fit import (
 )
 from splitplan.planner.calibrate.generations import Generation
 from splitplan.planner.calibrate.points import Point
-from splitplan.planner.calibrate.resolve import UnpredictableError, resolve
+from splitplan.planner.calibrate.resolve import Setup, UnpredictableError, resolve
+from splitplan.planner.calibrate.score import KINDS, Row
 from splitplan.planner.latency.calibration import PARAMETERS, Entry, FittedOn
 from splitplan.planner.latency.overhead import EngineOverhead
 
 MOST_FIT_CASES = 120
 """Cases a fit simulates per generation and family; more are thinned evenly, source by source."""
 
+FEWEST_SPREAD_ROWS = 20
+LARGEST_SPREAD = 10.0
+"""An interval wider than ten times up and down says nothing; calibration files do not hold it."""
+
+Progress = Callable[[str], None]
+
 SERVED = (GAP, RANK_GAP, SEQUENCE_GAP, COMPUTE, REQUEST, REQUEST_TOKEN)
 DRIVEN = (GAP, RANK_GAP, SEQUENCE_GAP, COMPUTE)  # no server in the path
-EAGER = (LAUNCH, GAP, SEQUENCE_GAP, COMPUTE)
+EAGER = (LAUNCH, GAP, SEQUENCE_GAP, OLD_COMPUTE)
 
 SERVED_PRIOR = EngineOverhead(gap_s=1e-3, rank_gap_s=2e-4, sequence_gap_s=2e-5, request_s=8e-3, request_token_s=2e-6)
 
@@ -80,7 +93,7 @@ def usable_cases(points: Iterable[Point]) -> tuple[list[Case], dict[str, str]]:
 
 def fit_all(
     cases: Sequence[Case],
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = lambda _: None,
     chosen: Callable[[Case], bool] | None = None,
 ) -> list[Fitted]:
     """Fit every (generation, family) among the cases; dense models only unless `chosen` says otherwise."""
@@ -126,10 +139,65 @@ def thinned(members: Sequence[Case]) -> list[Case]:
     return kept
 
 
-def as_entry(fitted: Fitted, overhead: EngineOverhead, command: str) -> Entry:
+def held_out_overhead(fitted: Sequence[Fitted]) -> OverheadOf:
+    """For each point the overhead fitted without its source; the shipped one where its generation was not fitted."""
+    index = {(one.generation.key, one.gpu_family): one for one in fitted}
+
+    def overhead_of(point: Point, setup: Setup) -> EngineOverhead:
+        one = index.get((setup.generation.key, setup.gpu.architecture))
+        if one is None:
+            return shipped_overhead(point, setup)
+        return one.without.get(point.source_group, one.overhead)
+
+    return overhead_of
+
+
+def with_spreads(fitted: Sequence[Fitted], rows: Sequence[Row]) -> list[Fitted]:
+    """The fits with intervals that hold 90 % of their held-out dense rows; pooled over all fits where rows are few.
+
+    A fold's interval leaves its own source out, as its parameters do.
+    """
+    dense = [row for row in rows if row.dense]
+    members: dict[tuple[str, str], list[Row]] = {}
+    for row in dense:
+        members.setdefault((row.generation, family_of(row)), []).append(row)
+    spread = []
+    for one in fitted:
+        own = members.get((one.generation.key, one.gpu_family), [])
+        without = {
+            source: replace(overhead, **_spreads(*(_other_sources(some, source) for some in (own, dense))))
+            for source, overhead in one.without.items()
+        }
+        spread.append(replace(one, overhead=replace(one.overhead, **_spreads(own, dense)), without=without))
+    return spread
+
+
+def family_of(row: Row) -> str:
+    """GPU architecture of a row; "" for a GPU in no catalog."""
+    try:
+        return find_gpu(row.gpu).architecture
+    except SplitplanError:
+        return ""
+
+
+def _other_sources(rows: Sequence[Row], source: str) -> list[Row]:
+    return [row for row in rows if row.point.source_group != source]
+
+
+def _spreads(own: Sequence[Row], pooled: Sequence[Row]) -> dict[str, float]:
+    found = {}
+    for kind in KINDS:
+        measured = [row for row in own if kind in row.values and row.predicted]
+        spread = spread_of(measured if len(measured) >= FEWEST_SPREAD_ROWS else pooled, kind)
+        if spread is not None:
+            found[f"{kind}_spread"] = min(spread, LARGEST_SPREAD)
+    return found
+
+
+def as_entry(fitted: Fitted, command: str) -> Entry:
     """The calibration entry of a fit, in the units of the file."""
     values = {
-        parameter.name: float(f"{getattr(overhead, parameter.field) / parameter.per_unit:.4g}")
+        parameter.name: float(f"{getattr(fitted.overhead, parameter.field) / parameter.per_unit:.4g}")
         for parameter in PARAMETERS
     }
     return Entry(
@@ -139,3 +207,31 @@ def as_entry(fitted: Fitted, overhead: EngineOverhead, command: str) -> Entry:
         parameters=values,
         fitted_on=FittedOn(points=fitted.points, sources=fitted.sources, command=command),
     )
+
+
+def calibrate(points: Sequence[Point], command: str, progress: Progress = lambda _: None) -> list[Entry]:
+    """Fit every engine generation and GPU family among the points, with intervals from held-out predictions."""
+    cases, reasons = usable_cases(points)
+    if not cases:
+        worst = next(iter(reasons.values()), "no points")
+        raise InputError(Problem("no point can be predicted, so there is nothing to fit", expected=worst))
+    fitted = fit_all(cases, progress)
+    progress("held-out predictions, for the intervals")
+    rows = score_points([point for point, setup in cases if setup.model.moe is None], held_out_overhead(fitted))
+    return [as_entry(one, command) for one in with_spreads(fitted, rows)]
+
+
+def write_entries(entries: Sequence[Entry], path: Path) -> None:
+    """Write a calibration file; it appears whole or not at all."""
+    parameters = {parameter.name: f"{parameter.unit or 'factor'}: {parameter.meaning}" for parameter in PARAMETERS}
+    lines = ["# Written by `planner calibrate`; what each parameter means:"]
+    lines += [f"#   {name}  {meaning}" for name, meaning in parameters.items()]
+    document = {"kind": "Calibration", "version": 1, "entries": [entry.model_dump(mode="json") for entry in entries]}
+    text = "\n".join(lines) + "\n" + yaml.safe_dump(document, sort_keys=False, width=118)
+    temporary = path.with_name(path.name + ".part")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(Problem(f"cannot write the calibration: {error.strerror}", str(path))) from None

@@ -1,0 +1,1 @@
+"""Scores predictions against published end-to-end measurements: `python -m benchmarks.accuracy FILE…`."""

@@ -1,0 +1,128 @@
+"""The accuracy report as text and as records."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from splitplan.planner.calibrate.score import KINDS, Row, groups, is_target, total
+
+RIVAL = {
+    "tpot_median_error_percent": 10.4,
+    "tpot_mean_error_percent": 17.8,
+    "ttft_median_error_percent": 49.0,
+    "false_slo_pass_percent": 26.0,
+}
+"""aiconfigurator 0.12 on its own sample of 748 dense Hopper points (TTFT mean error 52 %)."""
+
+TARGETS = {
+    "tpot_median_error_percent": 8.0,
+    "tpot_p90_error_percent": 30.0,
+    "ttft_unloaded_median_error_percent": 20.0,
+    "ttft_unloaded_p90_error_percent": 60.0,
+    "ttft_median_error_percent": 25.0,
+    "ttft_p90_error_percent": 100.0,
+    "offline_throughput_median_error_percent": 10.0,
+    "offline_throughput_p90_error_percent": 30.0,
+    "false_slo_pass_percent": 5.0,
+}
+
+
+def row_record(row: Row) -> dict[str, Any]:
+    """One row as a JSON-able mapping; latencies in ms."""
+    record: dict[str, Any] = {
+        "id": row.point.id,
+        "source_group": row.point.source_group,
+        "gpu": row.gpu,
+        "engine": row.generation,
+        "mode": row.point.mode,
+        "model": row.point.model,
+        "dense": row.dense,
+        "predicted": row.predicted,
+    }
+    if row.reason:
+        record["reason"] = row.reason
+    for kind, value in row.values.items():
+        scale = 1.0 if kind == "throughput" else 1e3
+        unit = "tok_s" if kind == "throughput" else "ms"
+        record[f"{kind}_{unit}_measured"] = round(value.measured * scale, 3)
+        if math.isfinite(value.predicted):
+            record[f"{kind}_{unit}_predicted"] = round(value.predicted * scale, 3)
+            record[f"{kind}_{unit}_low"] = round(value.low * scale, 3)
+            record[f"{kind}_{unit}_high"] = round(value.high * scale, 3)
+            record[f"{kind}_error_percent"] = round(100 * value.error, 2)
+    if row.notes:
+        record["notes"] = list(row.notes)
+    return record
+
+
+def print_report(rows: Sequence[Row], *, held_out: bool, with_rows: bool) -> None:
+    """The whole report on stdout."""
+    out = sys.stdout.write
+    if with_rows:
+        for row in rows:
+            out(_row_line(row) + "\n")
+        out("\n")
+    out(
+        "Predictions by " + ("calibrations fitted without each row's source" if held_out else "the shipped calibration")
+    )
+    out("\n\n")
+    _print_groups(groups(rows))
+    out("\n")
+    _print_total(total(rows))
+    _print_unpredicted(rows)
+
+
+def _print_groups(found: Sequence[Mapping[str, Any]]) -> None:
+    head = f"{'GPU':12} {'engine':13} {'mode':18} {'models':6} {'rows':>5}"
+    head += "".join(
+        f" | {kind:>10}: {'n':>4} {'median':>7} {'mean':>7} {'p90':>7} {'bias':>7} {'rank':>6}" for kind in KINDS
+    )
+    sys.stdout.write(head + "\n")
+    for group in found:
+        line = f"{group['gpu']:12} {group['engine']:13} {group['mode']:18} {group['models']:6} {group['rows']:5}"
+        for kind in KINDS:
+            line += " | " + " " * 11 + (_cells(group[kind]) if kind in group else " " * 44)
+        sys.stdout.write(line.rstrip() + "\n")
+
+
+def _cells(values: Mapping[str, Any]) -> str:
+    cells = [f"{values['count']:5}"]
+    cells += [f"{_percent(values[name]):>7}" for name in ("median", "mean", "p90", "bias")]
+    rank = values["rank_correlation"]
+    cells.append(f"{'' if rank is None else f'{rank:.3f}':>6}")
+    return " ".join(cells)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _print_total(found: Mapping[str, Any]) -> None:
+    sys.stdout.write("Dense models on H100, H200 and A100 (percent)\n")
+    sys.stdout.write(f"  {'rows':42} {found['rows']:8}   predicted {found['predicted_rows']}\n")
+    for name, value in found.items():
+        if not name.endswith("percent"):
+            continue
+        target = f"target {TARGETS[name]:g}" if name in TARGETS else ""
+        rival = f"aiconfigurator 0.12: {RIVAL[name]:g}" if name in RIVAL else ""
+        sys.stdout.write(f"  {name:42} {_percent(value):>8}   {target:12} {rival}".rstrip() + "\n")
+    slo = {key: value for key, value in found["slo"].items() if key != "percent"}
+    sys.stdout.write("  SLO passes: " + ", ".join(f"{key} {value}" for key, value in slo.items()) + "\n")
+
+
+def _print_unpredicted(rows: Sequence[Row]) -> None:
+    reasons = Counter((row.reason, is_target(row)) for row in rows if row.reason)
+    for (reason, target), count in reasons.most_common():
+        sys.stdout.write(f"not predicted: {count} rows{' (target)' if target else ''}: {reason}\n")
+
+
+def _row_line(row: Row) -> str:
+    cells = [f"{row.point.id[:60]:60} {row.gpu:11} {row.generation:13}"]
+    for kind, value in row.values.items():
+        scale = 1.0 if kind == "throughput" else 1e3
+        cells.append(f"{kind} {value.measured * scale:.1f} measured, {value.predicted * scale:.1f} predicted")
+    return "  ".join(cells) + (f"  not predicted: {row.reason}" if row.reason else "")

@@ -1,0 +1,79 @@
+"""Predicting and scoring a whole file of measured points, with the shipped calibration or held-out ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from splitplan.planner.calibrate.points import Point
+from splitplan.planner.calibrate.predict import Prediction, predict
+from splitplan.planner.calibrate.resolve import Setup, UnpredictableError, resolve
+from splitplan.planner.calibrate.score import Row, Value, measured_values, predicted_value
+from splitplan.planner.latency.calibration import find_overhead
+from splitplan.planner.latency.overhead import EngineOverhead
+
+OverheadOf = Callable[[Point, Setup], EngineOverhead]
+
+
+def shipped_overhead(point: Point, setup: Setup) -> EngineOverhead:
+    """The shipped calibration of the point's engine generation and GPU."""
+    del point
+    return find_overhead(setup.generation.engine, setup.generation.version, setup.gpu.architecture)
+
+
+def score_points(
+    points: Iterable[Point], overhead_of: OverheadOf = shipped_overhead, progress: Callable[[int], None] | None = None
+) -> list[Row]:
+    """Predict and score every point."""
+    rows = []
+    for index, point in enumerate(points):
+        rows.append(score_point(point, overhead_of))
+        if progress is not None:
+            progress(index + 1)
+    return rows
+
+
+def score_point(point: Point, overhead_of: OverheadOf = shipped_overhead) -> Row:
+    """One point: what was measured, what is predicted, and the interval; or the reason for no prediction."""
+    try:
+        setup = resolve(point)
+    except UnpredictableError as error:
+        return Row(point, point.gpu, point.engine, True, _values(point, None, EngineOverhead()), str(error))
+    overhead = overhead_of(point, setup)
+    dense, generation = setup.model.moe is None, setup.generation.key
+    try:
+        prediction = predict(point, setup, overhead)
+    except UnpredictableError as error:
+        return Row(point, setup.gpu.name, generation, dense, _values(point, None, overhead), str(error))
+    values = _values(point, prediction, overhead)
+    return Row(
+        point,
+        setup.gpu.name,
+        generation,
+        dense,
+        values,
+        notes=prediction.notes,
+        basis_shares=prediction.basis_shares,
+    )
+
+
+def _values(point: Point, prediction: Prediction | None, overhead: EngineOverhead) -> Mapping[str, Value]:
+    spreads = {"ttft": overhead.ttft_spread, "tpot": overhead.tpot_spread, "throughput": overhead.throughput_spread}
+    found = {}
+    for kind, (statistic, measured) in measured_values(point).items():
+        value = math.nan if prediction is None else predicted_value(prediction, kind, statistic)
+        spread = spreads[kind]
+        found[kind] = Value(statistic, measured, value, value / spread, value * spread)
+    return found
+
+
+def spread_of(rows: Sequence[Row], kind: str, share: float = 0.9) -> float | None:
+    """The factor up and down that holds `share` of the rows' measured figures; None below five rows."""
+    logs = sorted(
+        abs(math.log(row.values[kind].measured / row.values[kind].predicted))
+        for row in rows
+        if kind in row.values and row.predicted and row.values[kind].predicted > 0
+    )
+    if len(logs) < 5:
+        return None
+    return math.exp(logs[min(len(logs) - 1, math.ceil(share * len(logs)) - 1)])
