@@ -2,11 +2,14 @@
 
 For points i with measured values y_i and predictions f_i(p):
 
-    minimise  Σ_i w_i · |log f_i(p) − log y_i|    within each parameter's bounds
+    minimise  Σ_i w_i · |log f_i(p) − log y_i|  +  β/2 · Σ_k ((p_k − prior_k) / σ_k)²    within each p_k's bounds
 
-w_i is 1 for TPOT and throughput and less for TTFT, whose published noise is larger. f is simulated at p and with each
-parameter moved; the linearised problem is solved by iteratively reweighted least squares with a step limit, and f is
-simulated anew, a few times. Leaving a source out solves on the remaining rows from the same linearisation.
+w_i is 1 for TPOT and throughput and less for TTFT, whose published noise is larger, and is scaled down so that no
+source counts for more than SOURCE_ROWS rows: rows of one source share its errors. The prior is what is known of each
+parameter beforehand, σ_k how well; absolute errors let it stand against one odd source, and many sources overrule it.
+f is simulated at p and with each parameter moved; the linearised problem is solved by iteratively reweighted least
+squares, and f is simulated anew, a few times. Leaving a source out solves on the remaining rows from the same
+linearisation.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ WEIGHTS = {"tpot": 1.0, "throughput": 1.0, "ttft": 0.3}
 ROUNDS = 3
 REWEIGHTINGS = 30
 LEAST_RESIDUAL = 0.02  # below this an error counts as squared, so that the weights stay finite
-RIDGE = 1e-3  # of a parameter's scale: keeps what the data cannot tell at its starting value
-LEAST_POINTS = 3
+SOURCE_ROWS = 24.0
+PRIOR_STRENGTH = 1.0  # β: what one σ weighs against summed log errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +44,16 @@ class Knob:
     move: float
     low: float
     high: float
+    sigma: float  # how well the prior is known
 
 
-LAUNCH = Knob("launch_s", 4e-6, 0.0, 60e-6)
-GAP = Knob("gap_s", 4e-4, 0.0, 12e-3)
-RANK_GAP = Knob("rank_gap_s", 2e-4, 0.0, 3e-3)
-SEQUENCE_GAP = Knob("sequence_gap_s", 1e-5, 0.0, 3e-4)
-COMPUTE = Knob("compute_scale", 0.05, 0.9, 1.15)  # clocks under load; newer kernels than the table's may be faster
-OLD_COMPUTE = Knob("compute_scale", 0.05, 0.9, 1.5)  # kernels older than the table's besides
-REQUEST = Knob("request_s", 4e-3, 0.0, 0.2)
-REQUEST_TOKEN = Knob("request_token_s", 2e-6, 0.0, 5e-5)
+LAUNCH = Knob("launch_s", 4e-6, 0.0, 60e-6, 10e-6)
+GAP = Knob("gap_s", 4e-4, 0.0, 12e-3, 1e-3)
+RANK_GAP = Knob("rank_gap_s", 2e-4, 0.0, 3e-3, 3e-4)
+SEQUENCE_GAP = Knob("sequence_gap_s", 1e-5, 0.0, 3e-4, 3e-5)
+COMPUTE = Knob("compute_scale", 0.05, 0.9, 1.5, 0.1)  # clocks under load; newer kernels than the table's are faster
+REQUEST = Knob("request_s", 4e-3, 0.0, 0.2, 4e-3)
+REQUEST_TOKEN = Knob("request_token_s", 2e-6, 0.0, 5e-5, 2e-6)
 
 Case = tuple[Point, Setup]
 Predictor = Callable[[Point, Setup, EngineOverhead], Prediction]
@@ -104,38 +107,39 @@ def _value(overhead: EngineOverhead, field: str) -> float:
 
 def solve(
     linear: Linear, knobs: Sequence[Knob], prior: EngineOverhead, *, without: str | None = None
-) -> EngineOverhead | None:
-    """The overhead of least weighted absolute log error on the linearised rows, without one source group.
-
-    What the rows cannot tell stays at `prior`. None when too few rows are left.
-    """
+) -> EngineOverhead:
+    """The overhead of least cost (see the module) on the linearised rows, without one source group."""
     rows = linear.groups != without if without is not None else np.ones(len(linear.groups), dtype=bool)
     start = np.array([_value(linear.at, knob.field) / knob.move for knob in knobs])
     low, high = (np.array([bound / knob.move for knob, bound in zip(knobs, side, strict=True)]) for side in (
         [knob.low for knob in knobs],
         [knob.high for knob in knobs],
     ))  # fmt: skip
-    if rows.sum() < LEAST_POINTS:
-        return None
     anchor = np.array([_value(prior, knob.field) / knob.move for knob in knobs]) - start
-    errors, slopes, weights = linear.log_error[rows], linear.slopes[rows], linear.weights[rows]
+    curvature = np.array([PRIOR_STRENGTH * (knob.move / knob.sigma) ** 2 for knob in knobs])
+    errors, slopes = linear.log_error[rows], linear.slopes[rows]
+    weights = linear.weights[rows] * _source_shares(linear.groups[rows])
     step = np.zeros(len(knobs))
     for _ in range(REWEIGHTINGS):
         residual = errors + slopes @ step
         scale = np.sqrt(weights / np.maximum(np.abs(residual), LEAST_RESIDUAL))
-        step = _bounded_least_squares(slopes * scale[:, None], -errors * scale, low - start, high - start, anchor)
+        gram = (slopes * scale[:, None]).T @ (slopes * scale[:, None])
+        gram[np.diag_indices_from(gram)] += curvature
+        right = -(slopes * scale[:, None]).T @ (errors * scale) + curvature * anchor
+        step = _bounded_minimum(gram, right, low - start, high - start)
     values = {knob.field: float((start[i] + step[i]) * knob.move) for i, knob in enumerate(knobs)}
     return replace(linear.at, **values)
 
 
-def _bounded_least_squares(
-    matrix: FloatArray, target: FloatArray, low: FloatArray, high: FloatArray, anchor: FloatArray
-) -> FloatArray:
-    """min |matrix·x − target|² + ridge·|x − anchor|² within bounds, by cyclic coordinate descent (convex)."""
-    gram = matrix.T @ matrix
-    ridge = RIDGE * max(1.0, float(np.trace(gram)) / max(1, len(gram)))
-    gram[np.diag_indices_from(gram)] += ridge
-    right = matrix.T @ target + ridge * anchor
+def _source_shares(groups: NDArray[np.str_]) -> FloatArray:
+    """Weight of each row such that a source of many rows counts as SOURCE_ROWS."""
+    _, index, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    shares: FloatArray = np.minimum(1.0, SOURCE_ROWS / counts[index]) if len(groups) else np.zeros(0)
+    return shares
+
+
+def _bounded_minimum(gram: FloatArray, right: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
+    """min xᵀ·gram·x/2 − right·x within bounds, by cyclic coordinate descent (a few unknowns, convex)."""
     x = np.clip(np.zeros(len(right)), low, high)
     for _ in range(500):
         before = x.copy()
@@ -153,7 +157,7 @@ def fit(
     overhead = prior
     linear = linearise(cases, overhead, knobs, predictor)
     for round_index in range(ROUNDS):
-        found = solve(linear, knobs, prior) or prior
+        found = solve(linear, knobs, prior)
         if round_index == ROUNDS - 1 or _same(found, overhead, knobs):
             return found, linear
         overhead = found

@@ -14,6 +14,7 @@ import typer
 from splitplan.catalogs.errors import SplitplanError
 from splitplan.planner.cli import (
     bench,
+    calibrate,
     catalog,
     destroy,
     fleet,
@@ -66,6 +67,7 @@ app.command("logs", rich_help_panel=CLUSTER)(logs.logs)
 app.command("bench", rich_help_panel=CLUSTER)(bench.bench)
 app.command("destroy", rich_help_panel=CLUSTER)(destroy.destroy)
 app.add_typer(profile.app, name="profile", rich_help_panel=FACTS)
+app.command("calibrate", rich_help_panel=FACTS)(calibrate.calibrate)
 app.add_typer(workload.app, name="workload", rich_help_panel=FACTS)
 app.add_typer(fleet.app, name="fleet", rich_help_panel=FACTS)
 app.add_typer(catalog.app, name="catalog", rich_help_panel=FACTS)
