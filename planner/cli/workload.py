@@ -60,6 +60,8 @@ def fit(
     cache_tokens: Annotated[int, typer.Option("--cache-tokens", min=0, help="Size of the prefix cache.")] = 1_048_576,
     source: Annotated[str, typer.Option("--source", help="Where the trace comes from, for the file.")] = "",
     licence: Annotated[str, typer.Option("--licence", help="Licence of the trace, for the file.")] = "",
+    hourly: Annotated[bool, typer.Option("--hourly", help="Keep the rate of each hour.")] = False,
+    split: Annotated[str, typer.Option("--split", help="Classes by prompt length, as in 2000,8000.")] = "",
     start: Start = 0.0,
     end: End = None,
     column: Column = None,
@@ -68,17 +70,22 @@ def fit(
     """Fit a description, small enough to ship, to a trace."""
     from splitplan.planner.spec.describe import fit_document
     from splitplan.planner.spec.trace.read import read_trace
+    from splitplan.planner.spec.trace.shape import parse_edges, split_by_input
     from splitplan.planner.spec.yaml_text import write_text, yaml_text
 
     found = read_trace(trace, columns=_columns(column), start_s=start, end_s=end)
+    requests, class_names = found.requests, found.class_names
+    if split:
+        requests, class_names = split_by_input(requests, parse_edges(split))
     document = fit_document(
-        found.requests,
+        requests,
         name,
-        class_names=found.class_names,
+        class_names=class_names,
         source=source or f"fitted to {trace.name}",
         licence=licence,
         cache_tokens=cache_tokens,
         num_points=points,
+        hourly=hourly,
     )
     for line in found.report.lines():
         output.note(f"note: {line}")

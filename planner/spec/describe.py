@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from splitplan.planner.spec.workload import IntArray, Requests
 DEFAULT_CACHE_TOKENS = 1_048_576
 POISSON_LIKE_SCV = 0.05  # closer to 1 than this, a list of gaps says nothing that `scv` does not
 SIGNIFICANT_DIGITS = 6
+HOUR_S = 3600.0
+SHORTEST_HOUR_S = 600.0
 
 
 def fit_document(
@@ -28,28 +31,61 @@ def fit_document(
     licence: str = "",
     cache_tokens: float = DEFAULT_CACHE_TOKENS,
     num_points: int = 1024,
+    hourly: bool = False,
 ) -> dict[str, Any]:
     """A Workload file's mapping that keeps rate, burstiness, and the joint lengths of each class of `requests`.
 
-    Prefix hits are those of one LRU cache of `cache_tokens`, where the requests carry prefix blocks. Raises InputError
-    for fewer than two requests, or requests that all arrive at once: they have no rate.
+    Prefix hits are those of one LRU cache of `cache_tokens`, where the requests carry prefix blocks. With `hourly`,
+    the rate of each hour is kept, and burstiness is what is left within hours. Raises InputError for fewer than two
+    requests, or requests that all arrive at once: they have no rate.
     """
     rate = requests.rate_req_per_s
     if not math.isfinite(rate):
         message = f"{len(requests)} requests without time between them have no rate"
         raise InputError(Problem(message, name, expected="at least two requests at different times"))
-    cached = requests.cached_tokens
-    if requests.prefix is not None:
-        cache_blocks = cache_tokens // requests.prefix.block_tokens
-        cached = cached_tokens(requests.prefix, requests.input_tokens, cache_blocks)
     document: dict[str, Any] = {"kind": "Workload", "version": 1, "name": name, "source": source, "licence": licence}
-    document["rate_req_per_s"] = _rounded(rate)
-    document["busiest_minute"] = _rounded(max(1.0, busiest_req_per_s(requests, 60.0) / rate))
-    document["arrivals"] = _arrivals(requests)
-    if len(class_names) == 1:
-        document["lengths"] = {"sample": _sample(requests, cached, num_points)}
+    if hourly:
+        rates = hourly_rates(requests)
+        document["hourly_req_per_s"] = [_rounded(each) for each in rates]
+        document["arrivals"] = _arrivals(_without_hours(requests, rates))
     else:
-        document["classes"] = [
+        document["rate_req_per_s"] = _rounded(rate)
+        document["busiest_minute"] = _rounded(max(1.0, busiest_req_per_s(requests, 60.0) / rate))
+        document["arrivals"] = _arrivals(requests)
+    document |= _classes(requests, _cached(requests, cache_tokens), class_names, num_points)
+    return {key: value for key, value in document.items() if value != ""}
+
+
+def hourly_rates(requests: Requests) -> list[float]:
+    """Requests per second in each hour from the first arrival; a last part under ten minutes is left out."""
+    end_s = float(requests.arrival_s[-1])
+    num_hours = max(1, int((end_s + HOUR_S - SHORTEST_HOUR_S) // HOUR_S))
+    counts = np.bincount((requests.arrival_s // HOUR_S).astype(np.int64), minlength=num_hours)[:num_hours]
+    lengths_s = np.minimum(HOUR_S, end_s - HOUR_S * np.arange(num_hours))
+    return [float(rate) for rate in counts / lengths_s]
+
+
+def _without_hours(requests: Requests, rates: Sequence[float]) -> Requests:
+    """Arrivals on the clock on which every hour has the same rate: time measured in expected requests."""
+    edges_s = HOUR_S * np.arange(len(rates) + 1)
+    expected = np.concatenate([[0.0], np.cumsum(np.array(rates) * HOUR_S)])
+    inside = np.flatnonzero(requests.arrival_s < edges_s[-1])
+    kept = requests.take(inside)
+    return replace(kept, arrival_s=np.interp(kept.arrival_s, edges_s, expected))
+
+
+def _cached(requests: Requests, cache_tokens: float) -> IntArray:
+    if requests.prefix is None:
+        return requests.cached_tokens
+    return cached_tokens(requests.prefix, requests.input_tokens, cache_tokens // requests.prefix.block_tokens)
+
+
+def _classes(requests: Requests, cached: IntArray, class_names: Sequence[str], num_points: int) -> dict[str, Any]:
+    """The `lengths` of the only class, or the `classes`."""
+    if len(class_names) == 1:
+        return {"lengths": {"sample": _sample(requests, cached, num_points)}}
+    return {
+        "classes": [
             {
                 "name": class_name,
                 "share": _rounded(float(np.mean(requests.class_index == index))),
@@ -58,7 +94,7 @@ def fit_document(
             for index, class_name in enumerate(class_names)
             if (requests.class_index == index).any()
         ]
-    return {key: value for key, value in document.items() if value != ""}
+    }
 
 
 def _only(requests: Requests, cached: IntArray, index: int) -> tuple[Requests, IntArray]:

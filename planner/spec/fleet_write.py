@@ -8,10 +8,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from splitplan.catalogs.errors import DocumentError, Problem
 from splitplan.planner.spec.fleet import Fleet, Node, Rack
 from splitplan.planner.spec.names import compress_names
 from splitplan.planner.spec.reading import gbit_per_s_of
+from splitplan.planner.spec.yaml_text import write_text, yaml_text
 
 
 def document_of(fleet: Fleet) -> dict[str, Any]:
@@ -28,14 +28,8 @@ def document_of(fleet: Fleet) -> dict[str, Any]:
 
 
 def write_fleet(fleet: Fleet, path: str | Path) -> None:
-    """Write a Fleet file. Raises DocumentError when the file cannot be written."""
-    import yaml
-
-    text = yaml.safe_dump(document_of(fleet), sort_keys=False, width=120, allow_unicode=True)
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DocumentError(Problem(f"cannot write fleet: {error.strerror}", str(path))) from None
+    """Write a Fleet file, whole or not at all. Raises InputError when it cannot be written."""
+    write_text(Path(path), yaml_text(document_of(fleet)))
 
 
 def _rack(rack: Rack) -> dict[str, Any]:

@@ -76,6 +76,8 @@ def build_workload(document: Document, rate_req_per_s: float | None = None) -> W
         reading.reject((), message, expected="one of `lengths`, `classes` and `trace`")
     if file.rate_req_per_s is not None and file.hourly_req_per_s:
         reading.reject(("hourly_req_per_s",), "given together with `rate_req_per_s`", expected="one of the two")
+    if file.hourly_req_per_s and not any(file.hourly_req_per_s):
+        reading.reject(("hourly_req_per_s",), "has no request in any hour", expected="at least one rate above 0")
     if file.trace is not None:
         return _replayed(file, file.trace, rate_req_per_s, reading)
     rows = _rows(file, reading)

@@ -12,6 +12,7 @@ MAX_TOKENS = 100_000_000
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS, json_schema_extra=unit("tokens"))]
 TokenList = Annotated[list[Tokens], Field(min_length=1, max_length=100_000)]
 Rate = Annotated[float, Field(gt=0, le=1e9, json_schema_extra=unit("requests/s"))]
+HourlyRate = Annotated[float, Field(ge=0, le=1e9, json_schema_extra=unit("requests/s"))]
 Share = Annotated[float, Field(ge=0, lt=1, json_schema_extra=unit("share of prompt tokens"))]
 
 
@@ -112,8 +113,8 @@ class WorkloadFile(FileModel):
     source: Annotated[str, Field(max_length=1000)] = Field("", description="where the figures come from")
     licence: Annotated[str, Field(max_length=300)] = Field("", description="licence of the data it was fitted to")
     rate_req_per_s: Rate | None = Field(None, description="left out: the trace's own, or to be given with the command")
-    hourly_req_per_s: Annotated[list[Rate], Field(max_length=8784)] = Field(
-        [], description="instead of `rate_req_per_s`: the rate of each hour"
+    hourly_req_per_s: Annotated[list[HourlyRate], Field(max_length=8784)] = Field(
+        [], description="instead of `rate_req_per_s`: the rate of each hour; plans are made for the busiest"
     )
     busiest_minute: Annotated[float, Field(ge=1, le=1e6, json_schema_extra=unit("ratio"))] | None = Field(
         None, description="rate of the busiest minute of the trace it was fitted to, over the mean rate; for a note"

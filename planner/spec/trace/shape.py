@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from splitplan.catalogs.errors import InputError, Problem
+from splitplan.catalogs.errors import InputError, Problem, shorten
 from splitplan.planner.spec.workload import Requests, check_rate
 
 
@@ -42,6 +42,14 @@ def split_by_input(requests: Requests, edges_tokens: Sequence[int]) -> tuple[Req
         raise InputError(Problem(message, key="split", expected="rising numbers of tokens above 0, as in 2000,8000"))
     names = (*(f"input<={edge}" for edge in edges.tolist()), f"input>{edges[-1]}")
     return replace(requests, class_index=np.searchsorted(edges, requests.input_tokens)), names
+
+
+def parse_edges(text: str) -> tuple[int, ...]:
+    """`2000,8000` as (2000, 8000). Raises InputError for anything else."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) <= 9 for part in parts):
+        raise InputError(Problem(f"'{shorten(text, 40)}'", key="split", expected="numbers of tokens, as in 2000,8000"))
+    return tuple(int(part) for part in parts)
 
 
 def resample(requests: Requests, n: int, seed: int) -> Requests:

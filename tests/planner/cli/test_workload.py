@@ -66,6 +66,17 @@ def test_fit_keeps_classes_apart(trace: Path, tmp_path: Path) -> None:
     assert [each.name for each in load_workload(out).classes] == [str(number) for number in range(1, 8)]
 
 
+def test_fit_splits_by_prompt_length_and_keeps_hours(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine.yaml"
+    planner("workload", "fit", str(trace), "--name", "m", "--out", str(out), "--split", "110,130", "--hourly")
+    workload = load_workload(out)
+    assert [each.name for each in workload.classes] == ["input<=110", "input<=130", "input>130"]
+    assert workload.weight[workload.class_index == 0].sum() == pytest.approx(11 / 50)
+    assert workload.hourly_req_per_s == pytest.approx([1.0], rel=0.01)
+    with pytest.raises(SplitplanError, match="as in 2000,8000"):
+        planner("workload", "fit", str(trace), "--name", "m", "--split", "a,b")
+
+
 def test_samples_read_back_as_the_trace_they_are(tmp_path: Path) -> None:
     out = tmp_path / "requests.jsonl"
     planner("workload", "sample", "mooncake-synthetic", "-n", "50", "--seed", "3", "--out", str(out))
