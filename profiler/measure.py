@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from splitplan.catalogs.errors import Problem, ProfileError
 from splitplan.profiler.device import is_throttled
 from splitplan.profiler.points import MeasurementPlan, Point, point_cost_s
-from splitplan.profiler.rows import Row, RowFile
+from splitplan.profiler.rows import Row, RowSink
 from splitplan.profiler.runners import DeviceLostError, Runner
 from splitplan.profiler.timer import Effort
 
@@ -59,7 +59,7 @@ def measure_plan(
     plan: MeasurementPlan,
     *,
     runner: Runner,
-    rows: RowFile,
+    rows: RowSink,
     provenance: Mapping[str, str],
     budget_s: float | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -127,7 +127,7 @@ def measure_point(point: Point, effort: Effort, runner: Runner, provenance: Mapp
     )
 
 
-def _check_same_device(rows: RowFile, provenance: Mapping[str, str]) -> None:
+def _check_same_device(rows: RowSink, provenance: Mapping[str, str]) -> None:
     """Rows of two devices or two software versions must not end in one table."""
     for row in rows.rows:
         for name in ("device", "uuid", "driver", "torch", "triton", "kernels"):

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, Protocol, TextIO
 
 import numpy as np
 
@@ -44,6 +44,24 @@ class Row:
     temperature_c: float | None = None
     error: str = ""
     provenance: Mapping[str, str] = field(default_factory=dict)
+
+
+class RowSink(Protocol):
+    """Where finished rows go, and what is there already."""
+
+    @property
+    def rows(self) -> list[Row]:
+        """Rows that are finished."""
+        ...
+
+    @property
+    def path(self) -> Path | str:
+        """What to call it in an error."""
+        ...
+
+    def append(self, row: Row) -> None:
+        """Takes a finished row; it is safe when this returns."""
+        ...
 
 
 class RowFile:
@@ -91,11 +109,12 @@ def read_rows(path: Path) -> list[Row]:
         is_torn = number == len(lines)  # a whole file ends in a newline, so its last piece is empty
         if is_torn or not line.strip():
             continue
-        rows.append(_parse(line, f"{path}:{number}"))
+        rows.append(parse_row(line, f"{path}:{number}"))
     return rows
 
 
-def _parse(line: bytes, where: str) -> Row:
+def parse_row(line: bytes, where: str) -> Row:
+    """One line of a rows file."""
     try:
         document = json.loads(line)
         version = document.pop("version")

@@ -70,7 +70,12 @@ class Bench:
 def plan_without_hardware(gpu_name: str, options: Options) -> MeasurementPlan:
     """The points that would be measured on a GPU of the catalog, and how long that would take."""
     gpu = find_gpu(gpu_name, where="--gpu")
-    return make_plan(_request(gpu, options, gpu.gpus_per_node), rates_of(gpu), _checked_budget(options.budget_s))
+    return plan_for_host(gpu, options, gpu.gpus_per_node)
+
+
+def plan_for_host(gpu: Gpu, options: Options, host_gpus: int) -> MeasurementPlan:
+    """The points for a host with `host_gpus` of a GPU that is not here."""
+    return make_plan(_request(gpu, options, host_gpus), rates_of(gpu), _checked_budget(options.budget_s))
 
 
 def measure_device(
@@ -99,7 +104,7 @@ def measure_device(
         left_s = None if budget_s is None else max(budget_s - (time.monotonic() - start), MIN_BUDGET_S / 2)
         plan = make_plan(request, bench.rates, left_s)
         announce(bench, plan)
-        provenance = {**bench.provenance, "plan": plan.plan_hash[:16], "date": _today()}
+        provenance = {**bench.provenance, "plan": plan.plan_hash[:16], "date": today()}
         rows_path = rows_path_of(path)
         with RowFile(rows_path, resume=resume) as rows:
             left_s = None if budget_s is None else budget_s - (time.monotonic() - start)
@@ -295,5 +300,6 @@ def _checked_budget(budget_s: float | None) -> float | None:
     return budget_s
 
 
-def _today() -> str:
+def today() -> str:
+    """The date that goes into provenance."""
     return datetime.datetime.now(datetime.UTC).date().isoformat()

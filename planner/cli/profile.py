@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from splitplan.planner.cli import output
+from splitplan.planner.cli import output, profile_sources
 
 app = typer.Typer(
     help="Operation times of a GPU: measured here, or imported.",
@@ -15,6 +15,8 @@ app = typer.Typer(
 )
 importers = typer.Typer(help="Turn published measurements into a profile.", no_args_is_help=True)
 app.add_typer(importers, name="import")
+app.command(epilog=profile_sources.ENGINE_EXAMPLE)(profile_sources.engine)
+app.command(hidden=True)(profile_sources.worker)
 
 
 @app.callback(invoke_without_command=True)
@@ -28,9 +30,17 @@ def profile(
     kv_dtype: Annotated[list[str] | None, typer.Option(help="KV dtype; repeat for several. Default: bf16.")] = None,
     budget_s: Annotated[float | None, typer.Option(help="Seconds in all; the least informative points go.")] = None,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Print the points and an estimate; no GPU.")] = False,
+    via: Annotated[
+        Literal["", "slurm", "ssh", "ray", "k8s"],
+        typer.Option(help="Measure one node of each kind of --fleet."),
+    ] = "",
+    fleet: Annotated[str, typer.Option(help="With --via: fleet file, or the name of a shipped one.")] = "",
+    image: Annotated[str, typer.Option(help="With --via k8s: image that has splitplan[gpu].")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --via: print the jobs, run nothing.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue earlier rows; measure what is missing.")] = False,
     file: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Profile to write; default: <gpu>.splitplan.npz here.")
+        Path | None,
+        typer.Option("-o", "--output", help="Profile to write; default: <gpu>.splitplan.npz. With --via: a folder."),
     ] = None,
     json: output.JsonFlag = False,
 ) -> None:
@@ -57,6 +67,9 @@ def profile(
             output.print_json("profile-plan", shown.plan_document(name, plan))
         else:
             shown.print_plan(name, plan)
+        return
+    if via:
+        shown.profile_fleet(via, fleet, options, file or Path("profiles"), image, dry_run=dry_run, as_json=json)
         return
     with shown.progress_bar() as show:
         measured = session.measure_device(device, options, file, gpu_name=gpu, resume=resume, show=show)

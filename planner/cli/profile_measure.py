@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,9 +15,10 @@ import typer
 from splitplan.planner.cli import output
 
 if TYPE_CHECKING:
+    from splitplan.profiler.fleet import Job, JobOutcome, Via
     from splitplan.profiler.measure import Progress
     from splitplan.profiler.points import MeasurementPlan, Point
-    from splitplan.profiler.session import Measured
+    from splitplan.profiler.session import Measured, Options
 
 
 @contextmanager
@@ -94,6 +97,64 @@ def print_measured(measured: Measured) -> None:
     if outcome.failed:
         typer.echo(f'  {outcome.failed} points failed: see "status": "failed" in {measured.rows_path}')
     output.note(f"Next: planner catalog show profile {measured.path}")
+
+
+def profile_fleet(
+    via: Via, fleet: str, options: Options, folder: Path, image: str, *, dry_run: bool, as_json: bool
+) -> None:
+    """`planner profile --via …`: prints or runs one job for each kind of node of a fleet."""
+    from splitplan.planner.profile_fleet import fleet_jobs
+    from splitplan.profiler.fleet import run_jobs
+
+    jobs = fleet_jobs(fleet, via, options, folder, image=image)
+    if dry_run:
+        _print_jobs(jobs, as_json=as_json)
+        return
+    for job in jobs:
+        output.note(f"{job.kind.name} on {job.kind.node}: {len(job.plan.points)} points, {job.finished} there already")
+    outcomes = run_jobs(jobs, options)
+    if as_json:
+        output.print_json("profile-fleet", {"jobs": [_outcome_document(outcome) for outcome in outcomes]})
+    else:
+        for outcome in outcomes:
+            state = outcome.error or f"{outcome.measured} points measured, {outcome.failed} failed"
+            typer.echo(f"{outcome.job.path}  {outcome.job.kind.name}: {state}")
+    if any(outcome.error for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def _print_jobs(jobs: list[Job], *, as_json: bool) -> None:
+    if as_json:
+        output.print_json("profile-jobs", {"jobs": [_job_document(job) for job in jobs]})
+        return
+    for job in jobs:
+        typer.echo(f"# {job.kind.name} on {job.kind.node}: {len(job.plan.points)} points → {job.path}")
+        if job.manifest:
+            typer.echo(job.manifest, nl=False)
+        typer.echo(shlex.join(job.command))
+
+
+def _job_document(job: Job) -> dict[str, Any]:
+    return {
+        "kind": job.kind.name,
+        "node": job.kind.node,
+        "path": str(job.path),
+        "points": len(job.plan.points),
+        "finished": job.finished,
+        "command": list(job.command),
+        "manifest": job.manifest,
+    }
+
+
+def _outcome_document(outcome: JobOutcome) -> dict[str, Any]:
+    return {
+        "path": str(outcome.job.path),
+        "kind": outcome.job.kind.name,
+        "measured": outcome.measured,
+        "failed": outcome.failed,
+        "resumed": outcome.job.finished,
+        "error": outcome.error,
+    }
 
 
 def _point_document(point: Point) -> dict[str, Any]:
