@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal, cast
 
 import numpy as np
 
@@ -45,168 +45,204 @@ def build_world(
     stepping: bool,
     as_lists: bool,
 ) -> at.World:
-    """All arrays of a simulation that has not begun, as NumPy arrays or as lists."""
-    tables, table_fields = _tables(deployment)
-    memory, memory_fields, lists = _memory(deployment)
-    engine_i, engine_f = _engines(deployment, table_fields, memory_fields)
-    global_i, global_f = _globals(deployment, requests, lists)
-    global_i[at.G_ARRIVALS] = ARRIVALS[arrivals]
-    global_i[at.G_CONCURRENCY] = concurrency
-    global_i[at.G_ROUTING] = ROUTINGS[routing]
-    global_i[at.G_STEPPING] = int(stepping)
-    global_f[at.G_THINK_S] = think_s
-    request_i, request_f = _requests(requests, seed)
+    """All state of a simulation that has not begun, as NumPy arrays or as lists."""
+    rows = _Rows(deployment, requests)
+    _fill_engines(rows, deployment)
+    _fill_requests(rows, requests, seed)
+    _fill_links(rows, deployment)
+    ints, floats = rows.ints, rows.floats
+    _fill_globals(rows, deployment)
+    ints[at.G_ARRIVALS] = ARRIVALS[arrivals]
+    ints[at.G_CONCURRENCY] = concurrency
+    ints[at.G_ROUTING] = ROUTINGS[routing]
+    ints[at.G_STEPPING] = int(stepping)
+    floats[at.G_THINK_S] = think_s
+    times = rows.floats_of("requests")[:, at.R_ARRIVAL_S]
     if arrivals == "burst":
-        request_f[:, at.R_ARRIVAL_S] = 0.0
+        times[:] = 0.0
     elif arrivals != "open":
-        request_f[:, at.R_ARRIVAL_S] = at.INFINITE_S
-        request_f[:concurrency, at.R_ARRIVAL_S] = 0.0
-        global_i[at.G_DUE] = min(concurrency, len(requests)) * at.R_WIDTH
-    flows = (len(requests) + 2) * at.F_WIDTH
-    wake_s, tree, leaves = _sources(len(deployment.instances), float(request_f[0, at.R_ARRIVAL_S]))
-    global_i[at.G_LEAVES] = leaves
-    capacities = np.array([[link.bytes_per_s, 0.0] for link in deployment.links], dtype=np.float64)
-    arrays: list[Any] = [
-        global_i,
-        global_f,
-        engine_i.ravel(),
-        engine_f.ravel(),
-        request_i.ravel(),
-        request_f.ravel(),
-        np.zeros(flows, dtype=np.int64),
-        np.zeros(flows, dtype=np.float64),
-        np.zeros(capacities.size, dtype=np.int64),
-        capacities.ravel(),
-        tables,
-        memory,
-        _shares(deployment, engine_i),
-        wake_s,
-        tree,
-        GAP_EDGES_S,
-        np.zeros(len(GAP_EDGES_S), dtype=np.int64),
-    ]
-    return at.World(*[array.tolist() for array in arrays] if as_lists else arrays)
+        times[concurrency:] = at.INFINITE_S
+        times[:concurrency] = 0.0
+        ints[at.G_DUE] = ints[at.G_FIRST_REQUEST] + min(concurrency, len(requests)) * at.R_WIDTH
+    _fill_sources(rows, float(times[0]))
+    all_ints, all_floats = np.concatenate([ints, *rows.more_ints]), np.concatenate([floats, *rows.more_floats])
+    if as_lists:
+        return at.World(all_ints.tolist(), all_floats.tolist())
+    return at.World(cast(at.Ints, all_ints), cast(at.Floats, all_floats))
 
 
-def _requests(requests: Requests, seed: int) -> tuple[IntArray, FloatArray]:
-    count = len(requests)
-    if count == 0:
-        raise InputError(Problem("no requests to simulate", expected="at least one; missing traffic is not zero load"))
-    ints = np.full((count, at.R_WIDTH), -1, dtype=np.int64)
-    floats = np.full((count, at.R_WIDTH), -1.0, dtype=np.float64)
+class _Rows:
+    """The two arrays while they are filled: rows at common offsets, then what is added behind them."""
+
+    def __init__(self, deployment: Deployment, requests: Requests) -> None:
+        lanes = sum(max(instance.step.num_stages, 1) for instance in deployment.instances)
+        # A transfer holds KV of its request, so that there are never more than requests; one row more is scratch.
+        counts = (lanes, len(requests), len(requests) + 2, len(deployment.links))
+        widths = (at.E_WIDTH, at.R_WIDTH, at.F_WIDTH, at.L_WIDTH)
+        offsets = np.cumsum([at.G_WIDTH, *(count * width for count, width in zip(counts, widths, strict=True))])
+        names = ("engines", "requests", "flows", "links")
+        self.first = dict(zip(names, (int(offset) for offset in offsets[:-1]), strict=True))
+        self.shape = dict(zip(names, zip(counts, widths, strict=True), strict=True))
+        self.ints: IntArray = np.zeros(offsets[-1], dtype=np.int64)
+        self.floats: FloatArray = np.zeros(offsets[-1], dtype=np.float64)
+        self.more_ints: list[IntArray] = []
+        self.more_floats: list[FloatArray] = []
+        self.end_ints = self.end_floats = int(offsets[-1])
+
+    def ints_of(self, name: str) -> IntArray:
+        """The integer rows of one kind, [row, field]."""
+        first, (count, width) = self.first[name], self.shape[name]
+        return self.ints[first : first + count * width].reshape(count, width)
+
+    def floats_of(self, name: str) -> FloatArray:
+        """The float rows of one kind, [row, field]."""
+        first, (count, width) = self.first[name], self.shape[name]
+        return self.floats[first : first + count * width].reshape(count, width)
+
+    def add_ints(self, values: IntArray) -> int:
+        """Put values behind everything; their offset."""
+        self.more_ints.append(values)
+        self.end_ints += values.size
+        return self.end_ints - values.size
+
+    def add_floats(self, values: FloatArray) -> int:
+        """Put values behind everything; their offset."""
+        self.more_floats.append(np.ascontiguousarray(values, dtype=np.float64).ravel())
+        self.end_floats += values.size
+        return self.end_floats - values.size
+
+    def link_handle(self, link: int | None) -> int:
+        """A link's handle; -1 for none."""
+        return -1 if link is None else self.first["links"] + link * at.L_WIDTH
+
+
+def _fill_requests(rows: _Rows, requests: Requests, seed: int) -> None:
+    ints, floats = rows.ints_of("requests"), rows.floats_of("requests")
+    ints[:] = -1
+    floats[:] = -1.0
     ints[:, at.R_INPUT] = np.maximum(requests.input_tokens, 1)
     ints[:, at.R_OUTPUT] = np.maximum(requests.output_tokens, 1)
     ints[:, at.R_CACHED] = np.clip(requests.cached_tokens, 0, ints[:, at.R_INPUT] - 1)
     ints[:, [at.R_GENERATED, at.R_PREEMPTIONS, at.R_STATE]] = 0
-    arrival_s = np.asarray(requests.arrival_s, dtype=np.float64)
-    if not (np.isfinite(arrival_s).all() and (np.diff(arrival_s) >= 0).all() and arrival_s[0] >= 0):
+    floats[:, at.R_ARRIVAL_S] = requests.arrival_s
+    floats[:, [at.R_DRAW_ENTRY, at.R_DRAW_DECODE]] = np.random.default_rng(seed).random((len(requests), 2))
+
+
+def check_requests(requests: Requests) -> None:
+    """Raise InputError unless there are requests, in order."""
+    if len(requests) == 0:
+        raise InputError(Problem("no requests to simulate", expected="at least one; missing traffic is not zero load"))
+    times = np.asarray(requests.arrival_s, dtype=np.float64)
+    if not (np.isfinite(times).all() and (np.diff(times) >= 0).all() and times[0] >= 0):
         raise InputError(Problem("arrival times are not in order", expected="seconds from 0 on, ascending"))
-    floats[:, at.R_ARRIVAL_S] = arrival_s
-    floats[:, [at.R_DRAW_ENTRY, at.R_DRAW_DECODE]] = np.random.default_rng(seed).random((count, 2))
-    return ints, floats
 
 
-def _globals(deployment: Deployment, requests: Requests, lists: dict[int, int]) -> tuple[IntArray, FloatArray]:
-    ints = np.zeros(at.G_WIDTH, dtype=np.int64)
-    floats = np.zeros(at.G_FLOAT_WIDTH, dtype=np.float64)
-    for field, value in lists.items():
-        ints[field] = value
-    ints[at.G_REQUESTS] = len(requests)
+def _fill_links(rows: _Rows, deployment: Deployment) -> None:
+    rows.floats_of("links")[:, at.L_CAPACITY] = [link.bytes_per_s for link in deployment.links]
+
+
+def _fill_globals(rows: _Rows, deployment: Deployment) -> None:
+    ints, floats = rows.ints, rows.floats
+    engines, (lanes, width) = rows.first["engines"], rows.shape["engines"]
+    ints[at.G_FIRST_ENGINE], ints[at.G_END_ENGINE] = engines, engines + lanes * width
+    first, (count, width) = rows.first["requests"], rows.shape["requests"]
+    ints[at.G_FIRST_REQUEST], ints[at.G_END_REQUEST] = first, first + count * width
+    ints[at.G_NEXT] = first
+    ints[at.G_FIRST_FLOW] = ints[at.G_END_FLOW] = rows.first["flows"]
+    ints[at.G_GAPS] = rows.add_ints(np.zeros(len(GAP_EDGES_S), dtype=np.int64))
+    ints[at.G_EDGES] = rows.add_floats(GAP_EDGES_S)
+    ints[at.G_EDGE_COUNT] = len(GAP_EDGES_S)
     ints[at.G_DECODE_EMITS_FIRST] = int(deployment.decode_emits_first_token)
-    transfers = deployment.indices("prefill") and deployment.indices("decode")
-    ints[at.G_LAYERWISE] = int(deployment.layerwise_layers > 0 and bool(transfers))
-    ints[at.G_SPINE] = _link_handle(deployment.spine)
+    ints[at.G_SPINE] = rows.link_handle(deployment.spine)
     floats[at.G_KV_BYTES_PER_TOKEN] = deployment.kv_bytes_per_token
-    if deployment.indices("prefill"):
+    if deployment.indices("prefill") and deployment.indices("decode"):
+        ints[at.G_LAYERWISE] = int(deployment.layerwise_layers > 0)
         floats[at.G_TRANSFER_LATENCY_S] = deployment.transfer_latency_s
         floats[at.G_BLOCK_COST_S] = deployment.descriptor_s * deployment.descriptors_per_block
     floats[at.G_LAST_LAYER_SHARE] = 1.0 / max(deployment.layerwise_layers, 1)
-    return ints, floats
 
 
-def _link_handle(link: int | None) -> int:
-    return -1 if link is None else link * at.L_WIDTH
-
-
-def _engines(
-    deployment: Deployment, table_fields: list[dict[int, int]], memory_fields: list[dict[int, int]]
-) -> tuple[IntArray, FloatArray]:
-    count = len(deployment.instances)
-    ints = np.zeros((count, at.E_WIDTH), dtype=np.int64)
-    floats = np.zeros((count, at.E_WIDTH), dtype=np.float64)
+def _fill_engines(rows: _Rows, deployment: Deployment) -> None:
+    """One row per lane: an instance with s pipeline stages has s lanes, the first of which is its home."""
+    ints, floats = rows.ints_of("engines"), rows.floats_of("engines")
+    tables: dict[tuple[int, int], dict[int, int]] = {}
     nodes: dict[str, int] = {}
     racks: dict[str, int] = {}
+    homes = lane_rows(deployment)
     for index, instance in enumerate(deployment.instances):
-        fields = table_fields[index] | memory_fields[index] | _instance_fields(instance)
-        fields[at.E_INDEX] = index
+        lanes = max(instance.step.num_stages, 1)
+        fields = _instance_fields(rows, instance)
+        key = (id(instance.step), instance.max_num_seqs)
+        if key not in tables:
+            tables[key] = _add_tables(rows, instance.step, instance.max_num_seqs)
+        fields |= tables[key]
         # An instance without a node is on its own; without a rack, in one rack with all that name none.
         fields[at.E_NODE] = nodes.setdefault(instance.node or f"\0{index}", len(nodes))
         fields[at.E_RACK] = racks.setdefault(instance.rack, len(racks))
-        for field, value in fields.items():
-            ints[index, field] = value
-        floats[index, at.E_OVERHEAD_DECODE_S : at.E_OVERHEAD_PREFILL_S + 1] = instance.step.overhead_s
-        floats[index, at.E_GAP_S] = instance.step.gap_s
-        floats[index, at.E_SHARE] = instance.share
-    return ints, floats
+        fields[at.E_HOME] = rows.first["engines"] + homes[index] * at.E_WIDTH
+        for lane in range(lanes):
+            row = homes[index] + lane
+            scratch = rows.add_ints(np.zeros(instance.max_num_seqs + instance.block_tokens, dtype=np.int64))
+            lane_fields = {at.E_HEAP: scratch, at.E_PHASES: scratch + instance.max_num_seqs}
+            for field, value in (fields | lane_fields | {at.E_INDEX: row, at.E_LANE: lane}).items():
+                ints[row, field] = value
+            floats[row, at.E_OVERHEAD_DECODE_S : at.E_OVERHEAD_PREFILL_S + 1] = instance.step.overhead_s
+            floats[row, at.E_GAP_S] = instance.step.gap_s
+            floats[row, at.E_HANDOFF_S] = instance.step.handoff_s
+            floats[row, at.E_SHARE] = instance.share
+    _add_lists(rows, deployment, [rows.first["engines"] + row * at.E_WIDTH for row in homes])
 
 
-def _instance_fields(instance: InstanceSpec) -> dict[int, int]:
+def lane_rows(deployment: Deployment) -> list[int]:
+    """The row of each instance's first lane."""
+    rows = [0]
+    for instance in deployment.instances:
+        rows.append(rows[-1] + max(instance.step.num_stages, 1))
+    return rows[:-1]
+
+
+def _instance_fields(rows: _Rows, instance: InstanceSpec) -> dict[int, int]:
     blocks = instance.kv_capacity_tokens // instance.block_tokens
+    lanes = max(instance.step.num_stages, 1)
     fields = {
         at.E_ROLE: ROLES[instance.role],
         at.E_BLOCK_TOKENS: instance.block_tokens,
         at.E_KV_BLOCKS: blocks,
         at.E_KV_FREE: blocks,
         at.E_WATERMARK_BLOCKS: int(instance.watermark * blocks),
-        at.E_MAX_SEQS: instance.max_num_seqs,
+        at.E_MAX_SEQS: -(-instance.max_num_seqs // lanes),
         at.E_BUDGET_TOKENS: instance.max_num_batched_tokens,
-        at.E_PREFILL_FIRST: int(instance.scheduler == "sglang"),
+        at.E_PREFILL_FIRST: int(instance.scheduler in ("sglang", "static")),
+        at.E_STATIC: int(instance.scheduler == "static"),
+        at.E_OPEN: 1,
         at.E_RESERVE_BLOCKS: -(-instance.reserve_output_tokens // instance.block_tokens),
-        at.E_LOCAL_LINK: _link_handle(instance.local_link if instance.role == "prefill" else None),
+        at.E_LOCAL_LINK: rows.link_handle(instance.local_link if instance.role == "prefill" else None),
+        at.E_LANES: lanes,
     }
     for field, links in ((at.E_EGRESS, instance.egress), (at.E_INGRESS, instance.ingress)):
         for k in range(2):
-            fields[field + k] = _link_handle(links[k] if k < len(links) else None)
+            fields[field + k] = rows.link_handle(links[k] if k < len(links) else None)
     for field in (at.E_LATEST, at.E_PARTIAL, at.E_WAIT_HEAD, at.E_INCOMING_HEAD, at.E_READY_HEAD, at.E_PROMPTS):
         fields[field] = -1
     return fields
 
 
-def _memory(deployment: Deployment) -> tuple[IntArray, list[dict[int, int]], dict[int, int]]:
-    """Regions of `memory`: a heap and block phases per instance, then the lists of entry and decode engines."""
-    size = 0
-    fields = []
-    for instance in deployment.instances:
-        fields.append({at.E_HEAP: size, at.E_PHASES: size + instance.max_num_seqs})
-        size += instance.max_num_seqs + instance.block_tokens
+def _add_lists(rows: _Rows, deployment: Deployment, homes: list[int]) -> None:
+    """Lists of entry and decode instances; cumulative shares over each, and one row per entry instance with routes."""
+    ints, instances = rows.ints, deployment.instances
     decodes = deployment.indices("decode")
     entries = deployment.indices("prefill", "colocated") or decodes
-    lists = {at.G_ENTRY_LIST: size, at.G_ENTRY_COUNT: len(entries)}
-    lists |= {at.G_DECODE_LIST: size + len(entries), at.G_DECODE_COUNT: len(decodes)}
-    memory = np.zeros(size + len(entries) + len(decodes), dtype=np.int64)
-    memory[size:] = np.array(entries + decodes, dtype=np.int64) * at.E_WIDTH
-    return memory, fields, lists
-
-
-def _shares(deployment: Deployment, engine_i: IntArray) -> FloatArray:
-    """Cumulative shares: one row over the entry instances, one over the decode instances, and one per routed entry."""
-    decodes = deployment.indices("decode")
-    entries = deployment.indices("prefill", "colocated") or decodes
-    instances = deployment.instances
-    rows = [_cumulative([instances[k].share for k in entries])]
-    own_row = len(entries)
-    if decodes:
-        rows.append(_cumulative([instances[k].share for k in decodes]))
-    offset = own_row + len(decodes)
+    ints[at.G_ENTRY_LIST] = rows.add_ints(np.array([homes[k] for k in entries], dtype=np.int64))
+    ints[at.G_DECODE_LIST] = rows.add_ints(np.array([homes[k] for k in decodes], dtype=np.int64))
+    ints[at.G_ENTRY_COUNT], ints[at.G_DECODE_COUNT] = len(entries), len(decodes)
+    ints[at.G_ENTRY_SHARES] = rows.add_floats(_cumulative([instances[k].share for k in entries]))
+    if not decodes:
+        return
+    shared_row = rows.add_floats(_cumulative([instances[k].share for k in decodes]))
     for entry in entries:
         weights = [deployment.routes.get((entry, decode), 0.0) for decode in decodes]
-        if sum(weights) > 0:
-            rows.append(_cumulative(weights))
-            engine_i[entry, at.E_SHARE_ROW] = offset
-            offset += len(decodes)
-        else:
-            engine_i[entry, at.E_SHARE_ROW] = own_row
-    return np.concatenate(rows)
+        routed = sum(weights) > 0
+        ints[homes[entry] + at.E_SHARE_ROW] = rows.add_floats(_cumulative(weights)) if routed else shared_row
 
 
 def _cumulative(weights: list[float]) -> FloatArray:
@@ -215,10 +251,10 @@ def _cumulative(weights: list[float]) -> FloatArray:
     return shares
 
 
-def _sources(engines: int, first_arrival_s: float) -> tuple[FloatArray, IntArray, int]:
+def _fill_sources(rows: _Rows, first_arrival_s: float) -> None:
     """Wake times and a tournament over them: tree[1] is the source with the earliest event, ties to the left."""
     leaves = 1
-    while leaves < engines + at.FIRST_ENGINE_SOURCE:
+    while leaves < rows.shape["engines"][0] + at.FIRST_ENGINE_SOURCE:
         leaves *= 2
     wake_s = np.full(leaves, at.INFINITE_S, dtype=np.float64)
     wake_s[at.SOURCE_ARRIVAL] = first_arrival_s
@@ -227,52 +263,32 @@ def _sources(engines: int, first_arrival_s: float) -> tuple[FloatArray, IntArray
     for node in range(leaves - 1, 0, -1):
         left, right = tree[2 * node], tree[2 * node + 1]
         tree[node] = left if wake_s[left] <= wake_s[right] else right
-    return wake_s, tree, leaves
+    rows.ints[at.G_LEAVES] = leaves
+    rows.ints[at.G_TREE] = rows.add_ints(tree)
+    rows.ints[at.G_WAKE] = rows.add_floats(wake_s)
 
 
-def _tables(deployment: Deployment) -> tuple[FloatArray, list[dict[int, int]]]:
-    """All step models, each once, with the offsets of its tables for every instance."""
-    pieces: list[FloatArray] = []
-    known: dict[tuple[int, int], dict[int, int]] = {}
-    fields = []
-    size = 0
-    for instance in deployment.instances:
-        key = (id(instance.step), instance.max_num_seqs)
-        if key not in known:
-            known[key], added = _model_tables(instance.step, instance.max_num_seqs, size)
-            pieces += added
-            size += sum(piece.size for piece in added)
-        fields.append(known[key])
-    return np.concatenate([piece.ravel() for piece in pieces]), fields
-
-
-def _model_tables(step: StepModel, max_num_seqs: int, offset: int) -> tuple[dict[int, int], list[FloatArray]]:
+def _add_tables(rows: _Rows, step: StepModel, max_num_seqs: int) -> dict[int, int]:
+    """Put a step model's tables behind the rows; their offsets and sizes as engine fields."""
     new_knots, past_knots, prefill = _at_least_two_knots(
         step.prefill_new_knots, step.prefill_past_knots, step.prefill_attention_s
     )
     batch_knots, context_knots, decode = _at_least_two_knots(
         step.decode_batch_knots, step.decode_context_knots, step.decode_attention_s
     )
-    dense = _rows_by_batch(batch_knots, decode, max_num_seqs)
-    pieces = {
-        at.E_TOKEN_TABLE: step.token_s,
-        at.E_SEQUENCE_TABLE: step.sequence_s,
-        at.E_HOST_TABLE: step.host_s,
-        at.E_NEW_KNOTS: new_knots,
-        at.E_PAST_KNOTS: past_knots,
-        at.E_PREFILL_TABLE: prefill,
-        at.E_CONTEXT_KNOTS: context_knots,
-        at.E_DECODE_TABLE: dense,
-    }
-    fields = {
+    return {
         at.E_NEW_COUNT: len(new_knots),
         at.E_PAST_COUNT: len(past_knots),
         at.E_CONTEXT_COUNT: len(context_knots),
+        at.E_TOKEN_TABLE: rows.add_floats(step.token_s),
+        at.E_SEQUENCE_TABLE: rows.add_floats(step.sequence_s),
+        at.E_HOST_TABLE: rows.add_floats(step.host_s),
+        at.E_NEW_KNOTS: rows.add_floats(new_knots),
+        at.E_PAST_KNOTS: rows.add_floats(past_knots),
+        at.E_PREFILL_TABLE: rows.add_floats(prefill),
+        at.E_CONTEXT_KNOTS: rows.add_floats(context_knots),
+        at.E_DECODE_TABLE: rows.add_floats(_rows_by_batch(batch_knots, decode, max_num_seqs)),
     }
-    for field, piece in pieces.items():
-        fields[field] = offset
-        offset += piece.size
-    return fields, [np.asarray(piece, dtype=np.float64) for piece in pieces.values()]
 
 
 def _at_least_two_knots(

@@ -39,7 +39,7 @@ class InstanceSpec:
     share: float = 1.0  # relative, among instances that take new requests, or among decode instances
     watermark: float = 0.0  # share of the KV blocks kept free when a prompt is admitted to a busy instance
     reserve_output_tokens: int = 0  # KV kept free per running sequence on admission (SGLang's decode reservation)
-    scheduler: Scheduler = "vllm"
+    scheduler: Scheduler = "vllm"  # sglang: prompts first, decodes wait; static: as sglang, and nobody joins a batch
     node: str = ""
     rack: str = ""
     local_link: int | None = None

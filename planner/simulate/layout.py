@@ -1,8 +1,12 @@
-"""Where everything lies in the simulator's flat arrays.
+"""Where everything lies in the simulator's two flat arrays, one of integers and one of floats.
 
-The hot loop runs over plain Python lists or, compiled, over NumPy arrays. Engines, requests, transfers and links are
-rows of fixed width; a row's *handle* is its offset, and a field is `array[handle + FIELD]`. The integer and the float
-array of a kind share handles. Names below are the fields; `-1` means "none" in every field that holds a handle.
+The hot loop runs over plain Python lists or, compiled, over NumPy arrays. Globals, engines, requests, transfers and
+links are rows of fixed width, at the same offsets in both arrays; a row's offset is its *handle*, and a field is
+`ints[handle + FIELD]` or `floats[handle + FIELD]`. Tables, heaps and the like follow the rows; globals and engines hold
+their offsets. `-1` means "none" in every field that holds a handle.
+
+An engine is one *lane* of an instance: an instance of s pipeline stages has s lanes, micro-batches that take turns on
+the stages. They share queues and KV blocks, which lie in the first lane's row, the instance's *home*.
 """
 
 from __future__ import annotations
@@ -17,23 +21,8 @@ Floats = MutableSequence[float]
 class World(NamedTuple):
     """All state of one simulation."""
 
-    global_i: Ints
-    global_f: Floats
-    engine_i: Ints
-    engine_f: Floats
-    request_i: Ints
-    request_f: Floats
-    flow_i: Ints
-    flow_f: Floats
-    link_i: Ints
-    link_f: Floats
-    tables: Floats  # step models, one after another
-    memory: Ints  # per-engine regions (heaps, block phases) and engine lists
-    shares: Floats  # cumulative routing shares
-    wake_s: Floats  # [leaves] next event of each source
-    tree: Ints  # tournament over wake_s
-    gap_edges_s: Floats  # bins of the inter-token histogram
-    gap_counts: Ints
+    ints: Ints
+    floats: Floats
 
 
 INFINITE_S = 1e300
@@ -70,45 +59,52 @@ ROUTE_ROUND_ROBIN = 1
 ROUTE_LEAST_LOADED = 2
 ROUTE_LEAST_TOKENS = 3
 
-# global_i
-G_REQUESTS = 0
-G_NEXT = 1  # handle of the next request to arrive
-G_IN_FLIGHT = 2
-G_FINISHED = 3
-G_REJECTED = 4
-G_ARRIVALS = 5
-G_CONCURRENCY = 6
-G_ENTRY_LIST = 7  # offset in memory of the engines that take new requests
-G_ENTRY_COUNT = 8
-G_DECODE_LIST = 9
-G_DECODE_COUNT = 10
-G_ROUTING = 11
-G_DECODE_EMITS_FIRST = 12
-G_FLOWS = 13  # active transfers; their rows are dense
-G_LAYERWISE = 14
-G_STEPPING = 15  # 1: visit every step (for tests), 0: jump over runs
-G_SPINE = 16  # link handle
-G_LEAVES = 17
-G_EVENTS = 18
-G_PREEMPTIONS = 19
-G_HAS_PREFILL = 20
-G_ARRIVED = 21
-G_DUE = 22  # closed and batch arrivals: handle of the next request without an arrival time
-G_MOST_TOKENS = 23  # the longest request that any instance can hold
-G_CACHED_ON_DECODE = 24  # 1: what the prefix cache saves is not transferred either
-G_WIDTH = 32
+# Globals, integers
+G_FIRST_ENGINE = 0
+G_END_ENGINE = 1
+G_FIRST_REQUEST = 2
+G_END_REQUEST = 3
+G_FIRST_FLOW = 4
+G_END_FLOW = 5  # one past the last active transfer; their rows are dense
+G_LEAVES = 6
+G_TREE = 7  # tournament over the sources of events
+G_WAKE = 8  # floats: next event of each source
+G_GAPS = 9  # histogram of inter-token times
+G_EDGES = 10  # floats: its bins
+G_EDGE_COUNT = 11
+G_NEXT = 12  # the next request to arrive
+G_DUE = 13  # closed and batch arrivals: the next request without an arrival time
+G_ARRIVALS = 14
+G_CONCURRENCY = 15
+G_ARRIVED = 16
+G_IN_FLIGHT = 17
+G_FINISHED = 18
+G_REJECTED = 19
+G_PREEMPTIONS = 20
+G_EVENTS = 21
+G_ENTRY_LIST = 22  # offset of the list of homes that take new requests
+G_ENTRY_COUNT = 23
+G_DECODE_LIST = 24
+G_DECODE_COUNT = 25
+G_ENTRY_SHARES = 26  # floats: their cumulative shares
+G_ROUTING = 27
+G_DECODE_EMITS_FIRST = 28
+G_LAYERWISE = 29
+G_STEPPING = 30  # 1: visit every step (for tests), 0: jump over runs
+G_SPINE = 31
+G_CACHED_ON_DECODE = 32  # 1: what the prefix cache saves is not transferred either
+G_WIDTH = 64
 
-# global_f
+# Globals, floats
 G_NOW = 0
 G_KV_BYTES_PER_TOKEN = 1
 G_TRANSFER_LATENCY_S = 2
 G_BLOCK_COST_S = 3  # per KV block of the receiving engine
 G_LAST_LAYER_SHARE = 4
 G_THINK_S = 5
-G_FLOAT_WIDTH = 8
 
-# engine_i: what it is
-E_INDEX = 0
+# Engines, integers: what it is
+E_INDEX = 0  # among all engines: its source of events
 E_ROLE = 1
 E_BLOCK_TOKENS = 2
 E_KV_BLOCKS = 3
@@ -116,8 +112,8 @@ E_WATERMARK_BLOCKS = 4
 E_MAX_SEQS = 5
 E_BUDGET_TOKENS = 6
 E_RESERVE_BLOCKS = 7  # per running sequence, on admission
-E_HEAP = 8  # offset in memory: running sequences by finishing step
-E_PHASES = 9  # offset in memory: sequences that need a block at steps ≡ p (mod block_tokens)
+E_HEAP = 8  # offset: running sequences by finishing step
+E_PHASES = 9  # offset: sequences that need a block at steps ≡ p (mod block_tokens)
 E_TOKEN_TABLE = 10
 E_SEQUENCE_TABLE = 11
 E_HOST_TABLE = 12
@@ -134,41 +130,46 @@ E_NODE = 22
 E_RACK = 23
 E_EGRESS = 24  # two link handles, NIC first
 E_INGRESS = 26
-E_SHARE_ROW = 28  # offset in `shares` of this entry engine's decode row
-E_PREFILL_FIRST = 29  # 1: a step holds prompts or decodes, and prompts go first (SGLang, vLLM before V1)
+E_SHARE_ROW = 28  # floats: cumulative shares of the decode instances, for an entry instance
+E_HOME = 29
 
-# engine_i: its state
-E_KV_FREE = 30
+# Engines, integers: its state
+E_KV_FREE = 30  # home
 E_RUNNING = 31  # sequences that decode
 E_CONTEXT = 32  # sum of their KV tokens
 E_STEPS = 33  # decode steps done so far
 E_LATEST = 34  # last admitted of the running sequences; a list backwards through R_EARLIER
 E_PARTIAL = 35  # the prompt between two chunks
-E_WAIT_HEAD = 36
+E_WAIT_HEAD = 36  # home
 E_WAIT_TAIL = 37
-E_INCOMING_HEAD = 38  # waits for KV blocks before its transfer starts
+E_INCOMING_HEAD = 38  # home: waits for KV blocks before its transfer starts
 E_INCOMING_TAIL = 39
-E_READY_HEAD = 40
+E_READY_HEAD = 40  # home: KV delivered, waits for a slot
 E_READY_TAIL = 41
 E_PROMPTS = 42  # prompts that end with the current step, linked through R_LATER
 E_PROMPTS_TAIL = 43
-E_JOINED_COUNT = 46  # the latest so many running sequences came with their KV at the last step boundary
-E_RUN_STEPS = 47  # steps of the current run; 0: idle
-E_RUN_DONE = 48
-E_RUN_FREE = 49  # KV_FREE when the run began
-E_STEP_TOKENS = 50  # prefill tokens of the step being built
-E_STEP_PROMPTS = 51  # prompts of the step being built that sample a token
-E_PREEMPTED = 52  # a sequence was preempted at this boundary
-E_LOAD = 53  # requests assigned and not done
-E_LOAD_TOKENS = 54  # their prompt tokens
-E_PREEMPTIONS = 55
-E_SERVED = 56
-E_STEP_COUNT = 57  # steps of any kind
+E_JOINED_COUNT = 44  # the latest so many running sequences came with their KV at the last step boundary
+E_RUN_STEPS = 45  # steps of the current run; 0: idle
+E_RUN_DONE = 46
+E_RUN_FREE = 47  # KV_FREE when the run began
+E_STEP_TOKENS = 48  # prefill tokens of the step being built
+E_STEP_PROMPTS = 49  # prompts of the step being built that sample a token
+E_PREEMPTED = 50  # a sequence was preempted at this boundary
+E_LOAD = 51  # home: requests assigned and not done
+E_LOAD_TOKENS = 52  # home: their prompt tokens
+E_PREEMPTIONS = 53
+E_SERVED = 54  # home
+E_STEP_COUNT = 55
+E_LANES = 56  # pipeline stages, as many as micro-batches in flight
 E_DECODING = 58  # running sequences that get a token in the current run: all, or none while prompts go first
 E_PAUSED_COUNT = 59  # running sequences that have waited for E_PAUSED_S
-E_WIDTH = 64
+E_PREFILL_FIRST = 60  # 1: a step holds prompts or decodes, and prompts go first (SGLang, vLLM before V1)
+E_STATIC = 61  # 1: a batch takes nobody in once it has begun to decode
+E_OPEN = 62  # 1: requests may join (always, unless E_STATIC)
+E_LANE = 57  # number of this lane; its row also holds the state of the stage of that number
+E_WIDTH = 96
 
-# engine_f
+# Engines, floats
 E_OVERHEAD_DECODE_S = 0
 E_OVERHEAD_PREFILL_S = 1
 E_GAP_S = 2
@@ -181,9 +182,13 @@ E_BUSY_S = 8
 E_CREDIT = 9  # smooth weighted round robin
 E_KV_BLOCK_S = 10  # integral of held blocks over time, for the mean occupancy
 E_BATCH_S = 11  # integral of running sequences over busy time
-E_PAUSED_S = 12  # since the last step in which sequences decoded
+E_READY_S = 12  # pipelines: when the lane's last step ended
+E_STAGE_FREE_S = 13  # pipelines: when the stage of this lane's number is free
+E_HANDOFF_S = 14
+E_PAUSED_S = 16  # since the last step in which sequences decoded
+E_STAGE_S = 15  # time of the current step on one stage
 
-# request_i
+# Requests, integers
 R_INPUT = 0
 R_OUTPUT = 1
 R_CACHED = 2  # prompt tokens that need no prefill
@@ -202,7 +207,7 @@ R_STATE = 14
 R_PREEMPTIONS = 15
 R_WIDTH = 16
 
-# request_f
+# Requests, floats
 R_ARRIVAL_S = 0
 R_FIRST_S = 1  # first token
 R_FINISH_S = 2
@@ -214,20 +219,20 @@ R_DRAW_ENTRY = 7  # uniform draws for routing
 R_DRAW_DECODE = 8
 R_FLOWN_S = 9  # layer-wise: when the bytes were through, before prefill ended
 
-# flow_i
+# Transfers, integers
 F_REQUEST = 0
 F_LINKS = 1  # links it still loads; 0 while only latency is left
 F_LINK = 2  # up to six handles
 F_WIDTH = 8
 MAX_PATH = 6
 
-# flow_f
+# Transfers, floats
 F_LEFT_BYTES = 0
 F_RATE = 1
 F_SINCE_S = 2
 F_END_S = 3
 
-# link_i, link_f
+# Links, integers and floats
 L_FLOWS = 0
 L_UNFIXED = 1
 L_WIDTH = 2

@@ -12,11 +12,11 @@ from splitplan.planner.simulate.layout import (
     G_ARRIVALS,
     G_CONCURRENCY,
     G_DUE,
+    G_END_REQUEST,
     G_FINISHED,
     G_IN_FLIGHT,
     G_NEXT,
     G_REJECTED,
-    G_REQUESTS,
     G_THINK_S,
     R_ARRIVAL_S,
     R_FINISH_S,
@@ -32,53 +32,53 @@ from splitplan.planner.simulate.queues import set_wake
 
 def assign(world: World, engine: int, request: int) -> None:
     """Count a request as the engine's load."""
-    world.engine_i[engine + E_LOAD] += 1
-    world.engine_i[engine + E_LOAD_TOKENS] += world.request_i[request + R_INPUT]
+    world.ints[engine + E_LOAD] += 1
+    world.ints[engine + E_LOAD_TOKENS] += world.ints[request + R_INPUT]
 
 
 def release(world: World, engine: int, request: int) -> None:
     """The request no longer loads the engine."""
-    world.engine_i[engine + E_LOAD] -= 1
-    world.engine_i[engine + E_LOAD_TOKENS] -= world.request_i[request + R_INPUT]
+    world.ints[engine + E_LOAD] -= 1
+    world.ints[engine + E_LOAD_TOKENS] -= world.ints[request + R_INPUT]
 
 
 def complete(world: World, engine: int, request: int, now_s: float) -> None:
     """The request's last token is out, at this engine."""
-    world.request_f[request + R_FINISH_S] = now_s
-    world.request_i[request + R_STATE] = FINISHED
+    world.floats[request + R_FINISH_S] = now_s
+    world.ints[request + R_STATE] = FINISHED
     release(world, engine, request)
-    world.engine_i[engine + E_SERVED] += 1
-    world.global_i[G_FINISHED] += 1
+    world.ints[engine + E_SERVED] += 1
+    world.ints[G_FINISHED] += 1
     _leave(world, now_s)
 
 
 def reject(world: World, request: int, now_s: float) -> None:
     """The request fits nowhere, ever."""
-    world.request_i[request + R_STATE] = REJECTED
-    world.global_i[G_REJECTED] += 1
+    world.ints[request + R_STATE] = REJECTED
+    world.ints[G_REJECTED] += 1
     _leave(world, now_s)
 
 
 def _leave(world: World, now_s: float) -> None:
-    global_i = world.global_i
-    global_i[G_IN_FLIGHT] -= 1
-    if global_i[G_ARRIVALS] == ARRIVALS_OPEN:
+    ints = world.ints
+    ints[G_IN_FLIGHT] -= 1
+    if ints[G_ARRIVALS] == ARRIVALS_OPEN:
         return
-    due_s = now_s + world.global_f[G_THINK_S]
-    if global_i[G_ARRIVALS] == ARRIVALS_CLOSED:
+    due_s = now_s + world.floats[G_THINK_S]
+    if ints[G_ARRIVALS] == ARRIVALS_CLOSED:
         _make_due(world, 1, due_s)
-    elif global_i[G_IN_FLIGHT] == 0:
-        _make_due(world, global_i[G_CONCURRENCY], due_s)
+    elif ints[G_IN_FLIGHT] == 0:
+        _make_due(world, ints[G_CONCURRENCY], due_s)
 
 
 def _make_due(world: World, most: int, due_s: float) -> None:
     """The next `most` requests arrive at `due_s`."""
-    global_i = world.global_i
-    end = global_i[G_REQUESTS] * R_WIDTH
+    ints = world.ints
+    end = ints[G_END_REQUEST]
     for _ in range(most):
-        request = global_i[G_DUE]
+        request = ints[G_DUE]
         if request < end:
-            world.request_f[request + R_ARRIVAL_S] = due_s
-            if request == global_i[G_NEXT]:
+            world.floats[request + R_ARRIVAL_S] = due_s
+            if request == ints[G_NEXT]:
                 set_wake(world, SOURCE_ARRIVAL, due_s)
-            global_i[G_DUE] = request + R_WIDTH
+            ints[G_DUE] = request + R_WIDTH

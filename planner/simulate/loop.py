@@ -9,12 +9,15 @@ from splitplan.planner.simulate.layout import (
     E_WIDTH,
     FIRST_ENGINE_SOURCE,
     G_ARRIVED,
+    G_END_REQUEST,
     G_EVENTS,
+    G_FIRST_ENGINE,
     G_IN_FLIGHT,
     G_NEXT,
     G_NOW,
-    G_REQUESTS,
     G_STEPPING,
+    G_TREE,
+    G_WAKE,
     INFINITE_S,
     R_ARRIVAL_S,
     R_DECODER,
@@ -34,16 +37,21 @@ from splitplan.planner.simulate.transfer import flows_due
 
 def run_events(world: World, until_s: float) -> None:
     """Serve events in order of time until none is left or the next one lies after `until_s`."""
-    stepping = world.global_i[G_STEPPING] == 1
+    ints = world.ints
+    floats = world.floats
+    tree = ints[G_TREE]
+    wake = ints[G_WAKE]
+    first_engine = ints[G_FIRST_ENGINE]
+    stepping = world.ints[G_STEPPING] == 1
     events = 0
     while True:
-        source = world.tree[1]
-        now_s = world.wake_s[source]
+        source = ints[tree + 1]
+        now_s = floats[wake + source]
         if now_s >= INFINITE_S or now_s > until_s:
             break
         events += 1
         if source >= FIRST_ENGINE_SOURCE:
-            engine = (source - FIRST_ENGINE_SOURCE) * E_WIDTH
+            engine = first_engine + (source - FIRST_ENGINE_SOURCE) * E_WIDTH
             if stepping:
                 one_step(world, engine, now_s)
             else:
@@ -52,30 +60,30 @@ def run_events(world: World, until_s: float) -> None:
             _arrive(world, now_s)
         elif source == SOURCE_FLOW:
             flows_due(world, now_s)
-        world.global_f[G_NOW] = now_s
-    world.global_i[G_EVENTS] += events
+        world.floats[G_NOW] = now_s
+    world.ints[G_EVENTS] += events
 
 
 def _arrive(world: World, now_s: float) -> None:
-    global_i = world.global_i
-    request = global_i[G_NEXT]
+    ints = world.ints
+    request = ints[G_NEXT]
     following = request + R_WIDTH
-    global_i[G_NEXT] = following
-    global_i[G_ARRIVED] += 1
-    global_i[G_IN_FLIGHT] += 1
-    if following < global_i[G_REQUESTS] * R_WIDTH:
-        set_wake(world, SOURCE_ARRIVAL, world.request_f[following + R_ARRIVAL_S])
+    ints[G_NEXT] = following
+    ints[G_ARRIVED] += 1
+    ints[G_IN_FLIGHT] += 1
+    if following < ints[G_END_REQUEST]:
+        set_wake(world, SOURCE_ARRIVAL, world.floats[following + R_ARRIVAL_S])
     else:
         set_wake(world, SOURCE_ARRIVAL, INFINITE_S)
     engine = choose_entry(world, request)
     if engine < 0:
         reject(world, request, now_s)
         return
-    world.request_i[request + R_ENTRY] = engine
-    world.request_i[request + R_TARGET] = world.request_i[request + R_INPUT]
+    world.ints[request + R_ENTRY] = engine
+    world.ints[request + R_TARGET] = world.ints[request + R_INPUT]
     assign(world, engine, request)
-    if world.engine_i[engine + E_ROLE] == DECODE:
-        world.request_i[request + R_DECODER] = engine
+    if world.ints[engine + E_ROLE] == DECODE:
+        world.ints[request + R_DECODER] = engine
         arrive_with_kv(world, engine, request, now_s)
     else:
         enqueue_prompt(world, engine, request, now_s)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from splitplan.planner.simulate import layout as at
-from splitplan.planner.simulate.build import GAP_EDGES_S
+from splitplan.planner.simulate.build import GAP_EDGES_S, lane_rows
 from splitplan.planner.simulate.deployment import Deployment
 from splitplan.planner.simulate.statistics import Interval, mean_interval, percentile_interval, share_interval
 from splitplan.planner.spec.slo import Slo
@@ -163,8 +163,9 @@ def _met(run: Run, slo: Slo) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 def read_run(world: at.World, deployment: Deployment, warmup: int) -> Run:
     """The outcome that lies in the arrays of a finished simulation."""
-    ints = np.asarray(world.request_i, dtype=np.int64).reshape(-1, at.R_WIDTH)
-    floats = np.asarray(world.request_f, dtype=np.float64).reshape(-1, at.R_WIDTH)
+    all_ints, all_floats = np.asarray(world.ints, dtype=np.int64), np.asarray(world.floats, dtype=np.float64)
+    rows = slice(int(all_ints[at.G_FIRST_REQUEST]), int(all_ints[at.G_END_REQUEST]))
+    ints, floats = all_ints[rows].reshape(-1, at.R_WIDTH), all_floats[rows].reshape(-1, at.R_WIDTH)
     finished = ints[:, at.R_STATE] == at.FINISHED
     arrival_s, first_s, finish_s = (floats[:, k] for k in (at.R_ARRIVAL_S, at.R_FIRST_S, at.R_FINISH_S))
     ttft_s = np.where(finished, first_s - arrival_s, np.inf)
@@ -173,8 +174,9 @@ def read_run(world: at.World, deployment: Deployment, warmup: int) -> Run:
     with np.errstate(invalid="ignore"):
         tpot_s = np.where(finished, (finish_s - first_s) / np.maximum(gaps, 1), np.inf)
     tpot_s[gaps == 0] = np.nan
-    global_i = world.global_i
-    end_s = float(world.global_f[at.G_NOW])
+    end_s = float(all_floats[at.G_NOW])
+    gap_counts = all_ints[all_ints[at.G_GAPS] :][: len(GAP_EDGES_S)].copy()
+    index_of = _instance_of_handle(deployment, int(all_ints[at.G_FIRST_ENGINE]))
     return Run(
         arrival_s=arrival_s.copy(),
         ttft_s=ttft_s,
@@ -182,18 +184,18 @@ def read_run(world: at.World, deployment: Deployment, warmup: int) -> Run:
         e2e_s=e2e_s,
         queue_s=_span(floats, at.R_ARRIVAL_S, at.R_STARTED_S),
         transfer_s=_span(floats, at.R_PREFILLED_S, at.R_DELIVERED_S),
-        entry=np.where(ints[:, at.R_ENTRY] >= 0, ints[:, at.R_ENTRY] // at.E_WIDTH, -1),
-        decoder=np.where(ints[:, at.R_DECODER] >= 0, ints[:, at.R_DECODER] // at.E_WIDTH, -1),
+        entry=index_of(ints[:, at.R_ENTRY]),
+        decoder=index_of(ints[:, at.R_DECODER]),
         preemptions=ints[:, at.R_PREEMPTIONS].copy(),
-        num_arrived=int(global_i[at.G_ARRIVED]),
-        num_finished=int(global_i[at.G_FINISHED]),
-        num_rejected=int(global_i[at.G_REJECTED]),
-        num_in_flight=int(global_i[at.G_IN_FLIGHT]),
-        num_events=int(global_i[at.G_EVENTS]),
+        num_arrived=int(all_ints[at.G_ARRIVED]),
+        num_finished=int(all_ints[at.G_FINISHED]),
+        num_rejected=int(all_ints[at.G_REJECTED]),
+        num_in_flight=int(all_ints[at.G_IN_FLIGHT]),
+        num_events=int(all_ints[at.G_EVENTS]),
         end_s=end_s,
         output_tokens=int(ints[finished, at.R_OUTPUT].sum()),
-        instances=_instance_uses(world, deployment, end_s),
-        gap_counts=np.asarray(world.gap_counts, dtype=np.int64),
+        instances=_instance_uses(all_ints, all_floats, deployment, end_s),
+        gap_counts=gap_counts,
         warmup=warmup,
     )
 
@@ -203,21 +205,32 @@ def _span(floats: FloatArray, start: int, end: int) -> FloatArray:
     return np.where(known, floats[:, end] - floats[:, start], np.nan)
 
 
-def _instance_uses(world: at.World, deployment: Deployment, end_s: float) -> tuple[InstanceUse, ...]:
-    ints = np.asarray(world.engine_i, dtype=np.int64).reshape(-1, at.E_WIDTH)
-    floats = np.asarray(world.engine_f, dtype=np.float64).reshape(-1, at.E_WIDTH)
+def _instance_of_handle(deployment: Deployment, first_engine: int) -> Callable[[IntArray], IntArray]:
+    homes = np.array(lane_rows(deployment), dtype=np.int64) * at.E_WIDTH + first_engine
+
+    def index_of(handles: IntArray) -> IntArray:
+        return np.where(handles >= 0, np.searchsorted(homes, handles), -1)
+
+    return index_of
+
+
+def _instance_uses(ints: IntArray, floats: FloatArray, deployment: Deployment, end_s: float) -> tuple[InstanceUse, ...]:
+    rows = slice(int(ints[at.G_FIRST_ENGINE]), int(ints[at.G_END_ENGINE]))
+    lane_ints, lane_floats = ints[rows].reshape(-1, at.E_WIDTH), floats[rows].reshape(-1, at.E_WIDTH)
     uses = []
-    for instance, i, f in zip(deployment.instances, ints, floats, strict=True):
-        busy_s = max(float(f[at.E_BUSY_S]), 1e-300)
+    for instance, first in zip(deployment.instances, lane_rows(deployment), strict=True):
+        i = lane_ints[first : first + max(instance.step.num_stages, 1)]
+        f = lane_floats[first : first + max(instance.step.num_stages, 1)]
+        busy_s = max(float(f[:, at.E_BUSY_S].sum()), 1e-300)
         uses.append(
             InstanceUse(
                 name=instance.name,
-                utilisation=float(f[at.E_BUSY_S]) / max(end_s, 1e-300),
-                mean_batch=float(f[at.E_BATCH_S]) / busy_s,
-                mean_kv_share=float(f[at.E_KV_BLOCK_S]) / busy_s / int(i[at.E_KV_BLOCKS]),
-                num_steps=int(i[at.E_STEP_COUNT]),
-                num_served=int(i[at.E_SERVED]),
-                num_preemptions=int(i[at.E_PREEMPTIONS]),
+                utilisation=float(f[:, at.E_BUSY_S].sum()) / max(end_s, 1e-300),
+                mean_batch=float(f[:, at.E_BATCH_S].sum()) / busy_s,
+                mean_kv_share=float(f[:, at.E_KV_BLOCK_S].sum()) / busy_s / int(i[0, at.E_KV_BLOCKS]),
+                num_steps=int(i[:, at.E_STEP_COUNT].sum()),
+                num_served=int(i[0, at.E_SERVED]),
+                num_preemptions=int(i[:, at.E_PREEMPTIONS].sum()),
             )
         )
     return tuple(uses)

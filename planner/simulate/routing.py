@@ -14,6 +14,7 @@ from splitplan.planner.simulate.layout import (
     G_DECODE_LIST,
     G_ENTRY_COUNT,
     G_ENTRY_LIST,
+    G_ENTRY_SHARES,
     G_ROUTING,
     INFINITE_S,
     PREFILL,
@@ -32,25 +33,25 @@ from splitplan.planner.simulate.running import blocks_for
 
 def choose_entry(world: World, request: int) -> int:
     """The instance that prefills a new request (or serves it whole); -1 when no instance can ever hold it."""
-    start = world.global_i[G_ENTRY_LIST]
-    count = world.global_i[G_ENTRY_COUNT]
-    draw = world.request_f[request + R_DRAW_ENTRY]
-    engine = _choose(world, start, count, 0, draw)
+    start = world.ints[G_ENTRY_LIST]
+    count = world.ints[G_ENTRY_COUNT]
+    draw = world.floats[request + R_DRAW_ENTRY]
+    engine = _choose(world, start, count, world.ints[G_ENTRY_SHARES], draw)
     if not _fits(world, engine, request):
         engine = _least_loaded(world, start, count, False, request)
-    if engine >= 0 and world.engine_i[engine + E_ROLE] == PREFILL and world.global_i[G_DECODE_COUNT] > 0:
-        decodes = world.global_i[G_DECODE_LIST]
-        if _least_loaded(world, decodes, world.global_i[G_DECODE_COUNT], False, request) < 0:
+    if engine >= 0 and world.ints[engine + E_ROLE] == PREFILL and world.ints[G_DECODE_COUNT] > 0:
+        decodes = world.ints[G_DECODE_LIST]
+        if _least_loaded(world, decodes, world.ints[G_DECODE_COUNT], False, request) < 0:
             return -1
     return engine
 
 
 def choose_decoder(world: World, request: int) -> int:
     """The decode instance for a request that is, or is about to be, prefilled. One that fits exists."""
-    start = world.global_i[G_DECODE_LIST]
-    count = world.global_i[G_DECODE_COUNT]
-    row = world.engine_i[world.request_i[request + R_ENTRY] + E_SHARE_ROW]
-    engine = _choose(world, start, count, row, world.request_f[request + R_DRAW_DECODE])
+    start = world.ints[G_DECODE_LIST]
+    count = world.ints[G_DECODE_COUNT]
+    row = world.ints[world.ints[request + R_ENTRY] + E_SHARE_ROW]
+    engine = _choose(world, start, count, row, world.floats[request + R_DRAW_DECODE])
     if not _fits(world, engine, request):
         engine = _least_loaded(world, start, count, False, request)
     return engine
@@ -58,8 +59,8 @@ def choose_decoder(world: World, request: int) -> int:
 
 def _choose(world: World, start: int, count: int, row: int, draw: float) -> int:
     if count == 1:
-        return world.memory[start]
-    policy = world.global_i[G_ROUTING]
+        return world.ints[start]
+    policy = world.ints[G_ROUTING]
     if policy == ROUTE_WEIGHTED:
         return _by_draw(world, start, count, row, draw)
     if policy == ROUTE_ROUND_ROBIN:
@@ -73,11 +74,11 @@ def _by_draw(world: World, start: int, count: int, row: int, draw: float) -> int
     high = count - 1
     while low < high:
         middle = (low + high) // 2
-        if world.shares[row + middle] > draw:
+        if world.floats[row + middle] > draw:
             high = middle
         else:
             low = middle + 1
-    return world.memory[start + low]
+    return world.ints[start + low]
 
 
 def _in_turn(world: World, start: int, count: int) -> int:
@@ -86,14 +87,14 @@ def _in_turn(world: World, start: int, count: int) -> int:
     total = 0.0
     richest = -INFINITE_S
     for k in range(count):
-        engine = world.memory[start + k]
-        share = world.engine_f[engine + E_SHARE]
+        engine = world.ints[start + k]
+        share = world.floats[engine + E_SHARE]
         total += share
-        world.engine_f[engine + E_CREDIT] += share
-        if world.engine_f[engine + E_CREDIT] > richest:
-            richest = world.engine_f[engine + E_CREDIT]
+        world.floats[engine + E_CREDIT] += share
+        if world.floats[engine + E_CREDIT] > richest:
+            richest = world.floats[engine + E_CREDIT]
             chosen = engine
-    world.engine_f[chosen + E_CREDIT] -= total
+    world.floats[chosen + E_CREDIT] -= total
     return chosen
 
 
@@ -102,11 +103,11 @@ def _least_loaded(world: World, start: int, count: int, by_tokens: bool, request
     chosen = -1
     least = INFINITE_S
     for k in range(count):
-        engine = world.memory[start + k]
-        share = world.engine_f[engine + E_SHARE]
+        engine = world.ints[start + k]
+        share = world.floats[engine + E_SHARE]
         if share <= 0.0 or (request >= 0 and not _fits(world, engine, request)):
             continue
-        load = world.engine_i[engine + E_LOAD_TOKENS] if by_tokens else world.engine_i[engine + E_LOAD]
+        load = world.ints[engine + E_LOAD_TOKENS] if by_tokens else world.ints[engine + E_LOAD]
         if load / share < least:
             least = load / share
             chosen = engine
@@ -115,7 +116,7 @@ def _least_loaded(world: World, start: int, count: int, by_tokens: bool, request
 
 def _fits(world: World, engine: int, request: int) -> bool:
     """Whether an empty instance holds the request to its end."""
-    tokens = world.request_i[request + R_INPUT]
-    if world.engine_i[engine + E_ROLE] != PREFILL:
-        tokens += world.request_i[request + R_OUTPUT] - 1
-    return blocks_for(world, engine, tokens) <= world.engine_i[engine + E_KV_BLOCKS]
+    tokens = world.ints[request + R_INPUT]
+    if world.ints[engine + E_ROLE] != PREFILL:
+        tokens += world.ints[request + R_OUTPUT] - 1
+    return blocks_for(world, engine, tokens) <= world.ints[engine + E_KV_BLOCKS]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from splitplan.catalogs.errors import InputError, MissingExtraError, Problem
 from splitplan.planner.simulate import layout as at
-from splitplan.planner.simulate.build import Arrivals, Routing, build_world
+from splitplan.planner.simulate.build import Arrivals, Routing, build_world, check_requests
 from splitplan.planner.simulate.compiled import compiled_run_events, has_numba, is_cached, is_loaded
 from splitplan.planner.simulate.deployment import Deployment, check_deployment
 from splitplan.planner.simulate.loop import run_events
@@ -48,6 +48,7 @@ def simulate(
     form: "numba", "python", or by the size of the run. Both give the same bits.
     """
     check_deployment(deployment)
+    check_requests(requests)
     _check_arrivals(arrivals, concurrency, think_s)
     compiled = _use_compiled(form, len(requests))
     world = build_world(

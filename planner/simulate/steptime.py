@@ -40,36 +40,36 @@ def segment_below(knots: Floats, start: int, count: int, value: float) -> int:
 
 def prefill_attention_s(world: World, engine: int, new_tokens: int, past_tokens: int) -> float:
     """Seconds of attention of one prompt chunk: bilinear between knots, linear beyond the last."""
-    tables = world.tables
-    rows = world.engine_i[engine + E_NEW_KNOTS]
-    columns = world.engine_i[engine + E_PAST_KNOTS]
-    width = world.engine_i[engine + E_PAST_COUNT]
-    i = segment_below(tables, rows, world.engine_i[engine + E_NEW_COUNT], float(new_tokens))
-    j = segment_below(tables, columns, width, float(past_tokens))
-    u = (new_tokens - tables[rows + i]) / (tables[rows + i + 1] - tables[rows + i])
-    v = (past_tokens - tables[columns + j]) / (tables[columns + j + 1] - tables[columns + j])
-    corner = world.engine_i[engine + E_PREFILL_TABLE] + i * width + j
-    low = tables[corner] + u * (tables[corner + width] - tables[corner])
-    high = tables[corner + 1] + u * (tables[corner + width + 1] - tables[corner + 1])
+    floats = world.floats
+    rows = world.ints[engine + E_NEW_KNOTS]
+    columns = world.ints[engine + E_PAST_KNOTS]
+    width = world.ints[engine + E_PAST_COUNT]
+    i = segment_below(floats, rows, world.ints[engine + E_NEW_COUNT], float(new_tokens))
+    j = segment_below(floats, columns, width, float(past_tokens))
+    u = (new_tokens - floats[rows + i]) / (floats[rows + i + 1] - floats[rows + i])
+    v = (past_tokens - floats[columns + j]) / (floats[columns + j + 1] - floats[columns + j])
+    corner = world.ints[engine + E_PREFILL_TABLE] + i * width + j
+    low = floats[corner] + u * (floats[corner + width] - floats[corner])
+    high = floats[corner + 1] + u * (floats[corner + width + 1] - floats[corner + 1])
     return low + v * (high - low)
 
 
 def decode_attention_s(world: World, engine: int, batch: int, mean_context: float) -> float:
     """Seconds of attention of `batch` decoding sequences with this mean context."""
-    tables = world.tables
-    knots = world.engine_i[engine + E_CONTEXT_KNOTS]
-    count = world.engine_i[engine + E_CONTEXT_COUNT]
-    k = segment_below(tables, knots, count, mean_context)
-    row = world.engine_i[engine + E_DECODE_TABLE] + batch * count + k
-    slope = (tables[row + 1] - tables[row]) / (tables[knots + k + 1] - tables[knots + k])
-    return tables[row] + slope * (mean_context - tables[knots + k])
+    floats = world.floats
+    knots = world.ints[engine + E_CONTEXT_KNOTS]
+    count = world.ints[engine + E_CONTEXT_COUNT]
+    k = segment_below(floats, knots, count, mean_context)
+    row = world.ints[engine + E_DECODE_TABLE] + batch * count + k
+    slope = (floats[row + 1] - floats[row]) / (floats[knots + k + 1] - floats[knots + k])
+    return floats[row] + slope * (mean_context - floats[knots + k])
 
 
 def run_end_s(world: World, engine: int, steps: int) -> float:
     """When step number `steps` of the current run ends."""
-    first_s = world.engine_f[engine + E_RUN_FIRST_S]
-    slope_s = world.engine_f[engine + E_RUN_SLOPE_S]
-    return world.engine_f[engine + E_RUN_START_S] + (steps * first_s + slope_s * (steps * (steps - 1) * 0.5))
+    first_s = world.floats[engine + E_RUN_FIRST_S]
+    slope_s = world.floats[engine + E_RUN_SLOPE_S]
+    return world.floats[engine + E_RUN_START_S] + (steps * first_s + slope_s * (steps * (steps - 1) * 0.5))
 
 
 def steps_until(world: World, engine: int, time_s: float, most: int) -> int:

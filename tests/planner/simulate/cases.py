@@ -44,7 +44,7 @@ def linear_step(
     return StepModel(**(fields | changes))
 
 
-def realistic_step(seed: int = 0, max_num_seqs: int = 64, max_tokens: int = 2048) -> StepModel:
+def realistic_step(seed: int = 0, max_num_seqs: int = 64, max_tokens: int = 2048, num_stages: int = 1) -> StepModel:
     """A bumpy model in the range of real ones: staircase of tokens, kinks in context, a host that sometimes binds."""
     draw = np.random.default_rng(seed)
     tokens = np.arange(max_tokens + 1)
@@ -63,6 +63,8 @@ def realistic_step(seed: int = 0, max_num_seqs: int = 64, max_tokens: int = 2048
         decode_batch_knots=batches,
         decode_context_knots=contexts,
         decode_attention_s=np.cumsum(np.cumsum(draw.uniform(0, 3e-4, (4, 5)), axis=0), axis=1),
+        num_stages=num_stages,
+        handoff_s=1e-4,
     )
 
 

@@ -83,6 +83,14 @@ def test_prompts_first_lets_decodes_wait() -> None:
     assert np.flatnonzero(mixed.gap_counts)[-1] < longest
 
 
+def test_static_batch_takes_nobody_in_until_all_are_done() -> None:
+    step = constant_step(0.01)
+    requests = Requests(*(np.array(row) for row in ([0.0, 0.0, 0.035], [10, 10, 10], [4, 9, 2], [0] * 3, [0] * 3)))
+    run = simulate(Deployment((instance(step, scheduler="static"),)), requests).runs[0]
+    assert run.e2e_s[:2] == pytest.approx([0.04, 0.09])
+    assert run.ttft_s[2] == pytest.approx(0.1 - 0.035)
+
+
 def test_disaggregated_request_adds_transfer_and_its_first_step_at_decode() -> None:
     """TTFT = prefill + bytes / bandwidth + latency + blocks · cost + one decode step."""
     step = linear_step(overhead_s=0.01, token_s=1e-4)

@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 from splitplan.planner.simulate import Deployment, InstanceSpec, Link, simulate
 from splitplan.planner.simulate.build import build_world
 from splitplan.planner.simulate.compiled import compiled_run_events, has_numba
-from splitplan.planner.simulate.layout import E_KV_BLOCKS, E_KV_FREE, E_WIDTH, INFINITE_S
+from splitplan.planner.simulate.layout import (
+    E_HOME,
+    E_KV_BLOCKS,
+    E_KV_FREE,
+    E_RUNNING,
+    E_WIDTH,
+    G_END_ENGINE,
+    G_EVENTS,
+    G_FIRST_ENGINE,
+    G_STEPPING,
+    INFINITE_S,
+)
 from splitplan.planner.simulate.loop import run_events
 from splitplan.planner.simulate.results import Run
 from splitplan.planner.spec.workload import Requests
@@ -33,7 +44,7 @@ def instances(draw: st.DrawFn, role: str, index: int) -> InstanceSpec:
     return InstanceSpec(
         name=f"{role}{index}",
         role=role,  # type: ignore[arg-type]
-        step=realistic_step(draw(st.integers(0, 5))),
+        step=realistic_step(draw(st.integers(0, 5)), num_stages=draw(st.sampled_from([1, 1, 2, 3]))),
         kv_capacity_tokens=draw(st.sampled_from([600, 2000, 5000, 100_000])),
         block_tokens=block,
         max_num_seqs=slots,
@@ -41,7 +52,7 @@ def instances(draw: st.DrawFn, role: str, index: int) -> InstanceSpec:
         share=draw(st.sampled_from([0.5, 1.0, 2.0])),
         watermark=draw(st.sampled_from([0.0, 0.05])),
         reserve_output_tokens=draw(st.sampled_from([0, 64])),
-        scheduler=draw(st.sampled_from(["vllm", "sglang"])),
+        scheduler=draw(st.sampled_from(["vllm", "vllm", "sglang", "static"])),
         node=f"n{draw(st.integers(0, 2))}",
         rack=f"r{draw(st.integers(0, 1))}",
         local_link=0,
@@ -117,7 +128,8 @@ def _world_after(case: tuple[Deployment, Requests, dict[str, Any]], stepping: bo
 @given(cases())
 def test_jumping_over_runs_is_stepping_through_them(case: tuple[Deployment, Requests, dict[str, Any]]) -> None:
     jumped, stepped = _world_after(case, False), _world_after(case, True)
-    for name in ("request_i", "request_f", "gap_counts", "engine_i", "memory"):
+    jumped.ints[G_STEPPING] = jumped.ints[G_EVENTS] = stepped.ints[G_EVENTS] = 1
+    for name in ("ints", "floats"):
         assert np.asarray(getattr(jumped, name)).tobytes() == np.asarray(getattr(stepped, name)).tobytes(), name
 
 
@@ -126,8 +138,9 @@ def test_jumping_over_runs_is_stepping_through_them(case: tuple[Deployment, Requ
 def test_every_block_comes_back(case: tuple[Deployment, Requests, dict[str, Any]]) -> None:
     """When all requests are done, every engine has all its KV blocks again, and nothing is left in flight."""
     world = _world_after(case, False)
-    for engine in range(0, len(world.engine_i), E_WIDTH):
-        assert world.engine_i[engine + E_KV_FREE] == world.engine_i[engine + E_KV_BLOCKS]
+    for lane in range(world.ints[G_FIRST_ENGINE], world.ints[G_END_ENGINE], E_WIDTH):
+        assert world.ints[world.ints[lane + E_HOME] + E_KV_FREE] == world.ints[lane + E_KV_BLOCKS]
+        assert world.ints[lane + E_RUNNING] == 0
     results = simulate(case[0], case[1], **case[2])
     assert results.runs[0].num_in_flight == 0
     assert_nothing_lost(results, case[1])
