@@ -106,6 +106,16 @@ def nvidia_smi(
     _hand_out(import_topo_matrices(files, _options(name, gpu, None, nic, False)), file, json=json)
 
 
+@importers.command(epilog="Example: planner fleet import nvml --nic ib-ndr:8 -o fleet.yaml")
+def nvml(
+    file: OutputFile = None, nic: Nics = None, name: FleetName = "imported", json: output.JsonFlag = False
+) -> None:
+    """From the GPUs of this machine, as the NVIDIA driver reports them."""
+    from splitplan.planner.spec.readers.imports import import_machine
+
+    _hand_out(import_machine(_options(name, "", None, nic, False)), file, json=json)
+
+
 def _options(
     name: str, gpu: str, gpus_per_node: int | None, nic: list[str] | None, skip_unknown: bool
 ) -> ImportOptions:

@@ -43,6 +43,18 @@ def import_topo_matrices(paths: Sequence[Path], options: ImportOptions) -> Impor
     return _checked(hosts, notes, options, "nvidia-smi topo -m")
 
 
+def import_machine(options: ImportOptions) -> Imported:
+    """From this machine's GPUs through NVML.
+
+    Raises ProfileError without a driver, InputError without GPUs of one type.
+    """
+    from splitplan.planner.spec.readers.nvml import read_machine
+    from splitplan.profiler.device import read_gpus
+
+    host, notes = read_machine(read_gpus())
+    return _checked([host], notes, options, f"the GPUs of {host.name}")
+
+
 def _checked(hosts: Sequence[Host], notes: Notes, options: ImportOptions, source: str) -> Imported:
     imported = build_document(hosts, options, source, notes)
     build_fleet(Document(f"fleet of {source}", imported.document))  # what is handed out, load_fleet accepts
