@@ -77,7 +77,7 @@ class Member:
     @property
     def name(self) -> str:
         """The instance's name; ranks after the first carry their number."""
-        return self.instance.name if self.rank == 0 else f"{self.instance.name}.rank{self.rank}"
+        return self.instance.name if self.rank == 0 else f"{self.instance.name}-rank{self.rank}"
 
     @property
     def url(self) -> str:

@@ -33,12 +33,18 @@ from splitplan.launcher.state import (
 )
 from splitplan.launcher.targets.base import Target
 from splitplan.launcher.targets.local import ADDRESS, FIRST_PORT, PORT_STEP, LocalTarget, ports_of
+from splitplan.launcher.targets.slurm import SlurmTarget
+from splitplan.launcher.targets.ssh import SshTarget
 from splitplan.launcher.web import answers
 from splitplan.planner.plan import Plan, plan_hash
 
 DEFAULT_TIMEOUT_S = 3600.0
 
-LIVE_TARGETS: Mapping[str, Callable[[], Target]] = {"local": LocalTarget}
+LIVE_TARGETS: Mapping[str, Callable[[LaunchOptions], Target]] = {
+    "local": lambda _: LocalTarget(),
+    "ssh": lambda options: SshTarget(options.ssh_config, options.remote_folder),
+    "slurm": lambda options: SlurmTarget(options.slurm),
+}
 """Targets that start something, by name."""
 
 
@@ -75,7 +81,7 @@ def launch(
 
     `keep` leaves a failed start as it is, for `status`, `logs` and `destroy`. Raises LaunchError with every reason.
     """
-    target = find_target(options.target)
+    target = find_target(options.target, options)
     path, folder = state_path(plan_path), log_folder(plan_path)
     with _locked(folder), interruptible():
         state = _existing(plan, path, options)
@@ -98,14 +104,14 @@ def launch(
 def status(plan_path: str | Path) -> tuple[ClusterState, list[ProcessStatus]]:
     """Every process of a launched plan: running, ready, loaded how."""
     state = require_state(plan_path)
-    target = find_target(state.target)
+    target = _target_of(state)
     return state, [_status(process, target, state) for process in state.processes]
 
 
 def logs(plan_path: str | Path, names: Sequence[str] = (), *, lines: int = 20) -> dict[str, list[str]]:
     """The ends of logs, by process name; all processes when none is named."""
     state = require_state(plan_path)
-    target = find_target(state.target)
+    target = _target_of(state)
     chosen = _chosen(state, names) if names else state.processes
     return {process.name: target.tail(process, state, lines) for process in chosen}
 
@@ -114,14 +120,20 @@ def destroy(plan_path: str | Path, *, progress: Progress = lambda _: None) -> li
     """Stop everything that was launched from a plan, routers first; returns the names. Logs stay."""
     state = require_state(plan_path)
     with _locked(log_folder(plan_path)):
-        _stop_all(state, find_target(state.target))
+        _stop_all(state, _target_of(state))
         state_path(plan_path).unlink(missing_ok=True)
     for process in state.processes:
         progress(f"{process.name} stopped")
     return [process.name for process in state.processes]
 
 
-def find_target(name: str) -> Target:
+def _target_of(state: ClusterState) -> Target:
+    """The target a state was made with."""
+    options = LaunchOptions(target=state.target, ssh_config=str(state.extra.get("ssh_config", "")))
+    return find_target(state.target, options)
+
+
+def find_target(name: str, options: LaunchOptions) -> Target:
     """A target that can start things; UsageError names them."""
     if name not in LIVE_TARGETS:
         near = nearest_names(name, LIVE_TARGETS)
@@ -129,7 +141,7 @@ def find_target(name: str) -> Target:
         raise UsageError(
             Problem(f"target {shorten(name)!r} cannot be started", expected=", ".join(LIVE_TARGETS), next_step=hint)
         )
-    return LIVE_TARGETS[name]()
+    return LIVE_TARGETS[name](options)
 
 
 def _placed(plan: Plan, options: LaunchOptions, state: ClusterState) -> tuple[EngineAdapter, Cluster]:

@@ -18,7 +18,7 @@ from splitplan.catalogs.errors import InputError, Problem, shorten
 from splitplan.launcher import http
 from splitplan.planner.spec.workload import Requests
 
-TOKEN_IDS = range(100, 30_000)
+TOKEN_IDS = range(100, 8_000)
 """Ordinary words in every vocabulary that matters; no special tokens."""
 
 

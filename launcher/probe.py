@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from splitplan.catalogs.errors import LaunchError, Problem, shorten
 from splitplan.launcher.mock.router import DECODE_HEADER, PREFILL_HEADER
@@ -37,7 +38,7 @@ class ProbeReport:
     """What the probe saw."""
 
     num_requests: int
-    num_agreeing: int
+    num_agreeing: int | None  # None: this engine's answers cannot be compared (a mocker's are random)
     transfers: int | None  # None: nothing is disaggregated, or the engine does not count
     transferred_bytes: float | None
     pairs: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (prefill, decode) → requests; {}: not told
@@ -51,7 +52,8 @@ class ProbeReport:
 
     def summary(self) -> str:
         """One line for people."""
-        parts = [f"{self.num_agreeing} of {self.num_requests} answers agree with a single instance's"]
+        agreeing = f"{self.num_agreeing} of {self.num_requests} answers agree with a second answer"
+        parts = [f"{self.num_requests} answers, not comparable" if self.num_agreeing is None else agreeing]
         if self.transfers is not None and self.transferred_bytes is not None:
             parts.append(f"{self.transfers} KV transfers, {self.transferred_bytes / 1e6:,.0f} MB")
         if self.same_rack is not None:
@@ -76,30 +78,34 @@ class ProbeReport:
 
 
 def probe(state: ClusterState, *, num_requests: int = 0, seed: int = 0) -> ProbeReport:
-    """Send greedy requests through the cluster and judge the answers, the counters and the pairs."""
+    """Send greedy requests through the cluster and judge the answers, the counters and the pairs.
+
+    Where no instance answers alone, each prompt is sent twice and answers are compared with one another.
+    """
     counted = [each for each in state.processes if each.url and each.role != "router"]
     before = {each.name: read_metrics(each.url) for each in counted}
     total = num_requests or max(8, 2 * len(state.processes))
     random_source = random.Random(seed)
-    prompts = [[random_source.randrange(100, 30_000) for _ in range(PROMPT_TOKENS)] for _ in range(total)]
+    prompts = [[random_source.randrange(100, 8_000) for _ in range(PROMPT_TOKENS)] for _ in range(total)]
     doors = [state.endpoints[number % len(state.endpoints)] for number in range(total)]
     with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:
-        answers = list(pool.map(lambda door, prompt: _ask(door, state.model, prompt), doors, prompts))
+        is_dynamo = state.engine.startswith("dynamo")
+        answers = list(
+            pool.map(lambda door, prompt: _ask(door, state.model, prompt, is_dynamo=is_dynamo), doors, prompts)
+        )
     after = {each.name: read_metrics(each.url) for each in counted}
-    reference = (state.of_role("prefill") or state.of_role("colocated"))[0]
-    with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:
-        expected = list(pool.map(lambda prompt: _ask(reference.url, state.model, prompt).text, prompts))
-        alone_texts = pool.map(lambda each: _ask(each.url, state.model, prompts[0]).text, counted)
-        alone = dict(zip([each.name for each in counted], alone_texts, strict=True))
-    agreeing = sum(_agrees(answer.text, text) for answer, text in zip(answers, expected, strict=True))
+    found: list[Problem] = []
+    agreeing = None
+    if state.extra.get("comparison", "alone") != "none":
+        expected, alone = _reference_answers(state, prompts)
+        agreeing = sum(_agrees(answer.text, text) for answer, text in zip(answers, expected, strict=True))
+        found += [
+            *_answer_problems(agreeing, total, _reference(state)),
+            *_lone_problems(alone, expected[0], _reference(state)),
+        ]
     growth = {name: _growth(before[name], after[name]) for name in before}
-    pairs = Counter(answer.pair for answer in answers if answer.pair)
-    problems = [
-        *_answer_problems(agreeing, total, reference),
-        *_lone_problems(alone, expected[0], reference),
-        *_work_problems(state, growth),
-        *_transfer_problems(state, growth),
-    ]
+    pairs = _named(state, Counter(answer.pair for answer in answers if answer.pair))
+    found += [*_work_problems(state, growth), *_transfer_problems(state, growth)]
     decode = [growth[each.name] for each in state.of_role("decode")]
     counts = any(TRANSFER_COUNTER in values for values in decode)
     return ProbeReport(
@@ -109,7 +115,7 @@ def probe(state: ClusterState, *, num_requests: int = 0, seed: int = 0) -> Probe
         transferred_bytes=sum(values.get(BYTES_COUNTER, 0.0) for values in decode) if counts else None,
         pairs=dict(pairs),
         same_rack=_same_rack(state, pairs) if pairs else None,
-        problems=tuple(problems),
+        problems=tuple(found),
     )
 
 
@@ -119,8 +125,8 @@ class _Answer:
     pair: tuple[str, str] | None
 
 
-def _ask(url: str, model: str, prompt: Sequence[int]) -> _Answer:
-    body = {
+def _ask(url: str, model: str, prompt: Sequence[int], *, is_dynamo: bool = False) -> _Answer:
+    body: dict[str, object] = {
         "model": model,
         "prompt": list(prompt),
         "max_tokens": ANSWER_TOKENS,
@@ -128,9 +134,13 @@ def _ask(url: str, model: str, prompt: Sequence[int]) -> _Answer:
         "seed": 1,
         "ignore_eos": True,
     }
+    if is_dynamo:
+        body["nvext"] = {"extra_fields": ["worker_id"]}
     try:
         document, headers = post_json(f"{url}/v1/completions", body, timeout_s=TIMEOUT_S)
-        prefill, decode = headers.get(PREFILL_HEADER), headers.get(DECODE_HEADER)
+        workers = (document.get("nvext") or {}).get("worker_id") or {}
+        prefill = headers.get(PREFILL_HEADER) or str(workers.get("prefill_worker_id") or "")
+        decode = headers.get(DECODE_HEADER) or str(workers.get("decode_worker_id") or "")
         return _Answer(str(document["choices"][0]["text"]), (prefill, decode) if prefill and decode else None)
     except urllib.error.HTTPError as error:
         detail = shorten(error.read()[:500].decode("utf-8", "replace"), 200)
@@ -165,20 +175,40 @@ def _agrees(answer: str, expected: str) -> bool:
     return answer == expected or common >= MIN_AGREEING_TOKENS
 
 
-def _answer_problems(agreeing: int, total: int, reference: Process) -> list[Problem]:
+def _reference(state: ClusterState) -> Process | None:
+    """The instance whose answers are right by construction; None where none answers alone."""
+    workers = state.of_role("prefill") or state.of_role("colocated")
+    return workers[0] if workers and state.extra.get("comparison", "alone") == "alone" else None
+
+
+def _reference_answers(state: ClusterState, prompts: Sequence[Sequence[int]]) -> tuple[list[str], dict[str, str]]:
+    """(what each prompt should answer, what each instance alone answers to the first prompt)."""
+    reference = _reference(state)
+    door = reference.url if reference else state.endpoints[0]
+    workers = [each for each in state.processes if each.url and each.role != "router"] if reference else []
+    with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:
+        expected = list(pool.map(lambda prompt: _ask(door, state.model, prompt).text, prompts))
+        texts = pool.map(lambda each: _ask(each.url, state.model, prompts[0]).text, workers)
+        return expected, dict(zip([each.name for each in workers], texts, strict=True))
+
+
+def _answer_problems(agreeing: int, total: int, reference: Process | None) -> list[Problem]:
     if agreeing == total:
         return []
+    other = f"what {reference.name} alone answers: KV arrives wrong" if reference else "the same prompt's second answer"
     return [
         Problem(
-            f"{total - agreeing} of {total} answers differ from what {reference.name} alone answers: KV arrives wrong",
+            f"{total - agreeing} of {total} answers differ from {other}",
             expected="equal block size, KV dtype, dtype and attention backend on both sides",
             next_step="planner logs PLAN; then launch again with --keep to look at one pair",
         )
     ]
 
 
-def _lone_problems(alone: Mapping[str, str], expected: str, reference: Process) -> list[Problem]:
+def _lone_problems(alone: Mapping[str, str], expected: str, reference: Process | None) -> list[Problem]:
     """An instance that is healthy and answers wrongly, whichever requests the router gave it."""
+    if reference is None:
+        return []
     wrong = [name for name, text in alone.items() if not _agrees(text, expected)]
     return [
         Problem(
@@ -220,6 +250,27 @@ def _transfer_problems(state: ClusterState, growth: Mapping[str, Mapping[str, fl
             )
         )
     return problems
+
+
+def _named(state: ClusterState, pairs: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+    """Pairs by instance name: Dynamo tells numbers, which workers write into their own logs and no others."""
+    names = {each.instance for each in state.processes}
+    unknown = {part for pair in pairs for part in pair} - names
+    if not unknown:
+        return dict(pairs)
+    logs = {each.instance: _text(Path(each.log)) for each in state.processes if each.instance}
+    found = {number: name for number in unknown for name, text in logs.items() if number in text}
+    named: Counter[tuple[str, str]] = Counter()
+    for (prefill, decode), count in pairs.items():
+        named[found.get(prefill, prefill), found.get(decode, decode)] += count
+    return dict(named)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _same_rack(state: ClusterState, pairs: Mapping[tuple[str, str], int]) -> int:

@@ -17,13 +17,14 @@ _children: dict[int, subprocess.Popen[bytes]] = {}
 """Processes this Python started, so that ended ones are reaped."""
 
 
-def start(command: Command, log: Path) -> tuple[int, int]:
-    """Start a command with its output in a log file; returns (pid, start time in clock ticks)."""
+def start(command: Command, log: Path, folder: Path) -> tuple[int, int]:
+    """Start a command in a folder with its output in a log file; returns (pid, start time in clock ticks)."""
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
         with log.open("ab") as stream:
             process = subprocess.Popen(
                 command.argv,
+                cwd=folder,
                 env={**os.environ, **command.env},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,

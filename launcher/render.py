@@ -15,9 +15,12 @@ from splitplan.catalogs.models import find_model
 from splitplan.launcher import preflight
 from splitplan.launcher.cluster import Cluster, PortBases, place
 from splitplan.launcher.engines.base import EngineAdapter, EngineOptions
+from splitplan.launcher.engines.dynamo import BACKENDS as DYNAMO_BACKENDS
+from splitplan.launcher.engines.dynamo import DynamoEngine
 from splitplan.launcher.engines.mock import MockEngineAdapter
+from splitplan.launcher.engines.sglang import SglangEngine
 from splitplan.launcher.engines.vllm import VllmEngine
-from splitplan.launcher.targets import kubernetes, shell
+from splitplan.launcher.targets import kubernetes, shell, slurm
 from splitplan.planner.plan import Plan, plan_hash
 
 
@@ -36,6 +39,11 @@ class LaunchOptions:
     router_host: str = ""
     base_port: int = 0
     ucx_net_devices: str = ""
+    shared_folder: str = ""
+    python: str = ""  # of Dynamo's environment
+    ssh_config: str = ""
+    remote_folder: str = ".splitplan"
+    slurm: slurm.SlurmOptions = field(default_factory=slurm.SlurmOptions)
     kubernetes: kubernetes.KubernetesOptions = field(default_factory=kubernetes.KubernetesOptions)
     addresses: Mapping[str, str] | None = None
     taken_ports: Mapping[str, set[int]] | None = None
@@ -55,11 +63,29 @@ def _mock(version: str, options: EngineOptions, launch: LaunchOptions) -> Engine
     return MockEngineAdapter(options, launch.faults)
 
 
-ENGINES: Mapping[str, EngineFactory] = {"vllm": _vllm, "mock": _mock}
+def _sglang(version: str, options: EngineOptions, launch: LaunchOptions) -> EngineAdapter:
+    return SglangEngine.create(version, options, launch.image, launch.router_image)
+
+
+def _dynamo(backend: str) -> EngineFactory:
+    def made(version: str, options: EngineOptions, launch: LaunchOptions) -> EngineAdapter:
+        return DynamoEngine.create(backend, version, options, launch.image, launch.router_image, launch.python)
+
+    return made
+
+
+ENGINES: Mapping[str, EngineFactory] = {
+    "vllm": _vllm,
+    "sglang": _sglang,
+    **{f"dynamo-{backend}": _dynamo(backend) for backend in DYNAMO_BACKENDS},
+    "mock": _mock,
+}
 """By name: what makes an adapter for a version."""
 
 TARGETS: Mapping[str, TargetRenderer] = {
     "shell": lambda cluster, engine, _: shell.render(cluster, engine),
+    "ssh": lambda cluster, engine, _: shell.render(cluster, engine),
+    "slurm": lambda cluster, engine, options: slurm.render(cluster, engine, options.slurm),
     "kubernetes": lambda cluster, engine, options: kubernetes.render(cluster, engine, options.kubernetes),
 }
 """By name: what renders a placed cluster."""
@@ -85,7 +111,8 @@ def make_engine(plan: Plan, options: LaunchOptions) -> EngineAdapter:
     """The engine adapter: the one asked for, else the plan's own engine and version."""
     name, _, version = (options.engine or f"{plan.engine}@{plan.engine_version}").partition("@")
     factory = _lookup("engine", name, ENGINES)
-    return factory(version, EngineOptions(options.ucx_net_devices, options.target in IN_PODS), options)
+    inner = EngineOptions(options.ucx_net_devices, options.shared_folder, options.target in IN_PODS)
+    return factory(version, inner, options)
 
 
 def make_cluster(plan: Plan, options: LaunchOptions, engine: EngineAdapter) -> Cluster:

@@ -17,12 +17,12 @@ def get(url: str, *, timeout_s: float) -> bytes:
 
 
 def answers(url: str, *, timeout_s: float = 2.0) -> bool:
-    """Whether a URL answers 200."""
+    """Whether a URL answers 200; a list of models must not be empty (a frontend lists what its workers brought)."""
     try:
-        get(url, timeout_s=timeout_s)
-    except (OSError, ValueError):
+        body = get(url, timeout_s=timeout_s)
+        return not url.endswith("/v1/models") or bool(json.loads(body)["data"])
+    except (OSError, ValueError, KeyError, TypeError):
         return False
-    return True
 
 
 def post_json(url: str, body: object, *, timeout_s: float) -> tuple[Any, Mapping[str, str]]:

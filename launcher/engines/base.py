@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from splitplan.catalogs.errors import Problem
 from splitplan.launcher.cluster import Cluster, Member, RouterPlace
+
+Comparison = Literal["alone", "twice", "none"]
+"""With one instance's own answer; with a second answer across (where instances do not answer alone); not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,9 @@ class Command:
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(
+        default_factory=dict
+    )  # relative to the folder it runs in; written before it starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,7 @@ class EngineOptions:
     """What a user may set on the command line for any engine."""
 
     ucx_net_devices: str = ""
+    shared_folder: str = ""  # where Dynamo's workers find each other; all hosts must see it
     bind_all: bool = False  # listen on every address (inside a pod) instead of the host's own
 
 
@@ -56,6 +63,14 @@ class EngineAdapter(Protocol):
     @property
     def needs_weights(self) -> bool:
         """Whether it loads a real model, and so obeys the real engine's rules."""
+
+    @property
+    def router_ready_path(self) -> str:
+        """The same for the router."""
+
+    @property
+    def comparison(self) -> Comparison:
+        """What the probe compares answers with."""
 
     def problems(self, cluster: Cluster) -> list[Problem]:
         """Why this engine cannot run this cluster; [] when it can."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from splitplan.catalogs.errors import Problem, shorten
 from splitplan.launcher.cluster import Cluster, Member, RouterPlace
-from splitplan.launcher.engines.base import Command, EngineOptions
+from splitplan.launcher.engines.base import Command, Comparison, EngineOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,12 @@ class MockEngineAdapter:
     ready_path: str = "/v1/models"
     one_router: bool = True
     needs_weights: bool = False
+    comparison: Comparison = "alone"
+    router_ready_path: str = "/v1/models"
 
     def problems(self, cluster: Cluster) -> list[Problem]:
         """A mock needs the plan's timing tables, and its instances are single processes."""
-        return [
-            Problem(
-                f"pool {shorten(pool.name)} of the plan has no timing tables, which time the mock engine",
-                next_step="planner solve again with this version",
-            )
-            for pool in cluster.plan.pools
-            if pool.timing is None
-        ]
+        return timing_problems(cluster, "mock engine")
 
     def member(self, cluster: Cluster, member: Member) -> Command | None:
         """One process for each instance; ranks after the first have nothing to do."""
@@ -82,6 +77,18 @@ class MockEngineAdapter:
         argv = (self.python, "-m", f"splitplan.launcher.mock.{module}", "--config", json.dumps(config))
         found = [str(Path(part).resolve()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
         return Command(argv, {"PYTHONPATH": os.pathsep.join(found)} if found else {})
+
+
+def timing_problems(cluster: Cluster, what: str) -> list[Problem]:
+    """Pools of a plan without the tables that time a mock."""
+    return [
+        Problem(
+            f"pool {shorten(pool.name)} of the plan has no timing tables, which time the {what}",
+            next_step="planner solve again with this version",
+        )
+        for pool in cluster.plan.pools
+        if pool.timing is None
+    ]
 
 
 def paths(cluster: Cluster) -> list[tuple[str, str, float]]:

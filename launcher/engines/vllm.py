@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from splitplan.catalogs.errors import Problem, shorten
 from splitplan.launcher.cluster import Cluster, Member, RouterPlace
-from splitplan.launcher.engines.base import Command, EngineOptions, routed_roles
+from splitplan.launcher.engines.base import Command, Comparison, EngineOptions, routed_roles
 from splitplan.launcher.inventory import check_options, find_version
 
 CONNECTORS = {
@@ -41,6 +41,8 @@ class VllmEngine:
     ready_path: str = "/v1/models"
     one_router: bool = False
     needs_weights: bool = True
+    comparison: Comparison = "alone"
+    router_ready_path: str = "/v1/models"
 
     @staticmethod
     def create(
@@ -65,31 +67,15 @@ class VllmEngine:
         if cluster.leaders("prefill") and cluster.plan.connector.casefold() not in CONNECTORS:
             known = ", ".join(sorted(set(CONNECTORS.values())))
             found.append(Problem(f"vLLM has no connector {shorten(cluster.plan.connector)!r} here", expected=known))
-        for pool in cluster.plan.pools:
-            if pool.expert_parallel not in (1, pool.tensor_parallel):
-                found.append(
-                    Problem(
-                        f"{shorten(pool.name)}: vLLM spreads experts over all tensor-parallel ranks",
-                        expected=f"expert_parallel 1 or {pool.tensor_parallel}",
-                    )
-                )
-            stored = cluster.checkpoint_dtype
-            if pool.weight_dtype in FLOAT_DTYPES and stored and stored not in FLOAT_DTYPES:
-                found.append(
-                    Problem(
-                        f"{shorten(pool.name)}: planned with {pool.weight_dtype} weights, but the checkpoint is "
-                        f"stored in {stored}, and the engine loads it as it is",
-                        next_step=f"planner solve --weight-dtype {stored}, or another --model-path",
-                    )
-                )
-            if _quantization(pool.weight_dtype, cluster.checkpoint_dtype) is None:
-                found.append(
-                    Problem(
-                        f"{shorten(pool.name)}: weights in {pool.weight_dtype} need a checkpoint stored in that dtype",
-                        next_step=f"--model-path … --checkpoint-dtype {pool.weight_dtype}",
-                    )
-                )
-        return found
+        found += [
+            Problem(
+                f"{shorten(pool.name)}: vLLM spreads experts over all tensor-parallel ranks",
+                expected=f"expert_parallel 1 or {pool.tensor_parallel}",
+            )
+            for pool in cluster.plan.pools
+            if pool.expert_parallel not in (1, pool.tensor_parallel)
+        ]
+        return found + checkpoint_problems(cluster, "vLLM")
 
     def member(self, cluster: Cluster, member: Member) -> Command:
         """`vllm serve` for one member; ranks after the first run headless."""
@@ -116,9 +102,9 @@ class VllmEngine:
         options += ["--max-num-batched-tokens", str(pool.max_num_batched_tokens), "--enable-chunked-prefill"]
         options += ["--gpu-memory-utilization", f"{pool.memory_fraction:g}", "--block-size", str(pool.block_tokens)]
         options += ["--dtype", FLOAT_DTYPES.get(pool.weight_dtype, "auto")]
-        quantization = _quantization(pool.weight_dtype, cluster.checkpoint_dtype)
-        if quantization:
-            options += ["--quantization", quantization]
+        online = quantization(pool.weight_dtype, cluster.checkpoint_dtype)
+        if online:
+            options += ["--quantization", online]
         options += ["--kv-cache-dtype", _kv_cache_dtype(pool.kv_dtype)]
         if pool.attention_backend:
             options += ["--attention-backend", pool.attention_backend]
@@ -179,8 +165,30 @@ def _kv_cache_dtype(kv_dtype: str) -> str:
     return "fp8" if kv_dtype == "fp8" else "auto"
 
 
-def _quantization(weight_dtype: str, checkpoint_dtype: str) -> str | None:
-    """The --quantization value, "" for none needed, None when vLLM cannot make this dtype while loading."""
+def quantization(weight_dtype: str, checkpoint_dtype: str) -> str | None:
+    """The --quantization value, "" for none needed, None when the engine cannot make this dtype while loading."""
     if weight_dtype in FLOAT_DTYPES or weight_dtype == checkpoint_dtype:
         return ""
     return ONLINE_QUANTIZATION.get(weight_dtype)
+
+
+def checkpoint_problems(cluster: Cluster, engine: str) -> list[Problem]:
+    """Pools whose planned weights are not what the engine would load from the checkpoint."""
+    found, stored = [], cluster.checkpoint_dtype
+    for pool in cluster.plan.pools:
+        if pool.weight_dtype in FLOAT_DTYPES and stored and stored not in FLOAT_DTYPES:
+            found.append(
+                Problem(
+                    f"{shorten(pool.name)}: planned with {pool.weight_dtype} weights, but the checkpoint is stored in "
+                    f"{stored}, and {engine} loads it as it is",
+                    next_step=f"planner solve --weight-dtype {stored}, or another --model-path",
+                )
+            )
+        if quantization(pool.weight_dtype, stored) is None:
+            found.append(
+                Problem(
+                    f"{shorten(pool.name)}: weights in {pool.weight_dtype} need a checkpoint stored in that dtype",
+                    next_step=f"--model-path … --checkpoint-dtype {pool.weight_dtype}",
+                )
+            )
+    return found

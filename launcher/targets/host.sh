@@ -23,12 +23,18 @@ start_one() {
   echo "$1 started (log: $log)"
 }
 
+serves() {  # an empty list of models is not yet a service
+  local body
+  body=$(curl -gsf -m 5 "$1") || return 1
+  case $1 in */v1/models) [[ $body == *'"id"'* ]] ;; esac
+}
+
 wait_one() {
   local ready_variable="ready_${1//-/_}" deadline=$((SECONDS + READY_TIMEOUT_S))
   local url=${!ready_variable}
   while :; do
     if ! alive "$1"; then echo "$1 ended before it was ready; last lines of $RUN_DIR/$1.log:" >&2; tail -n 5 "$RUN_DIR/$1.log" >&2; return 1; fi
-    if [ -z "$url" ] || curl -gsf -o /dev/null -m 5 "$url"; then echo "$1 ready"; return; fi
+    if [ -z "$url" ] || serves "$url"; then echo "$1 ready"; return; fi
     if ((SECONDS >= deadline)); then echo "$1 not ready after $READY_TIMEOUT_S s (log: $RUN_DIR/$1.log)" >&2; return 1; fi
     sleep 1
   done
@@ -57,7 +63,7 @@ for name in "${names[@]}"; do
   case " ${SERVICES[*]} " in *" $name "*) ;; *) echo "no service $name on this host; there are: ${SERVICES[*]}" >&2; exit 2 ;; esac
 done
 case $action in
-  run) "run_${names[0]//-/_}" ;;
+  run) mkdir -p "$RUN_DIR" && cd "$RUN_DIR" && "run_${names[0]//-/_}" ;;
   start) mkdir -p "$RUN_DIR"; for name in "${names[@]}"; do start_one "$name"; done ;;
   wait) for name in "${names[@]}"; do wait_one "$name"; done ;;
   status) for name in "${names[@]}"; do if alive "$name"; then echo "$name running"; else echo "$name stopped"; fi; done ;;

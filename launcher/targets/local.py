@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from splitplan.catalogs.errors import Problem, shorten
+from splitplan.catalogs.errors import LaunchError, Problem, shorten
 from splitplan.launcher import processes
 from splitplan.launcher.cluster import Cluster
 from splitplan.launcher.engines.base import Command, EngineAdapter
@@ -57,7 +57,8 @@ class LocalTarget:
                         continue
                     self.stop([running], state)
                 with deferred():
-                    pid, ticks = processes.start(service.command, Path(process.log))
+                    write_files(service.command, folder)
+                    pid, ticks = processes.start(service.command, Path(process.log), folder)
                     state = state.with_process(replace(process, pid=pid, started_ticks=ticks))
                     save(state)
         return state
@@ -87,7 +88,7 @@ def started_state(cluster: Cluster, engine: EngineAdapter, state: ClusterState, 
         endpoints=tuple(router.url for router in cluster.routers),
         phase="starting",
         kv_bytes_per_token=cluster.plan.kv_bytes_per_token,
-        extra={**state.extra, "base_port": cluster.router.port},
+        extra={**state.extra, "base_port": cluster.router.port, "comparison": engine.comparison},
     )
 
 
@@ -109,14 +110,25 @@ def describe(service: Service, host: str, folder: Path) -> Process:
         instance=member.instance.name if member else "",
         host=host,
         rack=member.instance.rack if member else "",
-        url=service.ready_url.partition("/v1/")[0],
+        url=service.url,
         ready_url=service.ready_url,
         log=str(folder / f"{service.name}.log"),
         fingerprint=fingerprint(service.command),
     )
 
 
+def write_files(command: Command, folder: Path) -> None:
+    """What a command needs in the folder it runs in."""
+    for name, content in command.files.items():
+        try:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        except OSError as error:
+            raise LaunchError(Problem(f"cannot write: {error.strerror}", str(folder / name))) from None
+
+
 def fingerprint(command: Command) -> str:
     """Equal for equal commands."""
-    text = json.dumps([command.argv, sorted(command.env.items())])
+    files = {name: hashlib.sha256(content).hexdigest() for name, content in command.files.items()}
+    text = json.dumps([command.argv, sorted(command.env.items()), sorted(files.items())])
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -7,10 +7,11 @@ killed.
 
 from __future__ import annotations
 
+import base64
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
@@ -30,6 +31,7 @@ class Service:
     what: str  # for people
     command: Command
     ready_url: str  # "" for processes that serve nothing (ranks after the first)
+    url: str = ""  # base URL of what it serves
     member: Member | None = None  # None: a router
 
 
@@ -104,17 +106,19 @@ def services_by_host(cluster: Cluster, engine: EngineAdapter) -> dict[str, list[
 
 
 def _member_service(engine: EngineAdapter, member: Member, command: Command, label: str) -> Service:
-    command = Command(command.argv, {**gpu_environment(member), **command.env})
+    command = replace(command, env={**gpu_environment(member), **command.env})
     pool = member.pool
     what = f"{member.name}: {pool.role}, {pool.gpu} TP{pool.tensor_parallel} PP{pool.pipeline_parallel}"
     if member.num_ranks > 1:
         what += f", rank {member.rank} of {member.num_ranks}"
-    return Service(label, what, command, f"{member.url}{engine.ready_path}" if member.rank == 0 else "", member)
+    url = member.url if member.rank == 0 else ""
+    return Service(label, what, command, f"{url}{engine.ready_path}" if url else "", url, member)
 
 
 def _router_service(cluster: Cluster, engine: EngineAdapter, place: RouterPlace, name: str) -> Service:
     command = engine.router(cluster, place)
-    return Service(name, f"the endpoint that clients use: {place.url}", command, f"{place.url}{engine.ready_path}")
+    what = f"the endpoint that clients use: {place.url}"
+    return Service(name, what, command, f"{place.url}{engine.router_ready_path}", place.url)
 
 
 def host_script(cluster: Cluster, place: HostPlace, services: Sequence[Service]) -> str:
@@ -132,7 +136,8 @@ def host_script(cluster: Cluster, place: HostPlace, services: Sequence[Service])
         *_transport_note(services),
     ]
     for service in services:
-        lines += [f"# {comment(service.what)}", f"run_{_identifier(service.name)}() {{", *_exec_lines(service), "}"]
+        lines += [f"# {comment(service.what)}", f"run_{_identifier(service.name)}() {{"]
+        lines += [*file_lines(service.command), *_exec_lines(service), "}"]
         lines += [f"ready_{_identifier(service.name)}={shlex.quote(service.ready_url)}", ""]
     return "\n".join(lines) + "\n" + _script_tail()
 
@@ -141,6 +146,16 @@ def host_script(cluster: Cluster, place: HostPlace, services: Sequence[Service])
 def _script_tail() -> str:
     """What every host script ends with: start, wait, status, logs, stop."""
     return (files("splitplan.launcher.targets") / "host.sh").read_text(encoding="utf-8")
+
+
+def file_lines(command: Command) -> list[str]:
+    """Write what the command needs beside its log."""
+    lines = []
+    for name, content in command.files.items():
+        coded = base64.b64encode(content).decode()
+        folder = shlex.quote(name.rpartition("/")[0] or ".")
+        lines.append(f"  mkdir -p {folder} && base64 -d >{shlex.quote(name)} <<<{coded}")
+    return lines
 
 
 def _exec_lines(service: Service) -> list[str]:

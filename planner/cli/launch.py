@@ -20,10 +20,10 @@ def launch(
     plan: PlanArgument,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only write or print the files; contact nothing.")] = False,
     target: Annotated[
-        str, typer.Option(help="local starts here; shell and kubernetes with --dry-run. Default: local, shell if dry.")
+        str, typer.Option(help="local, ssh or slurm; with --dry-run also shell and kubernetes. Default: local.")
     ] = "",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the files.")] = None,
-    engine: Annotated[str, typer.Option(help="vllm, vllm@0.32 or mock; default: the plan's.")] = "",
+    engine: Annotated[str, typer.Option(help="vllm, sglang, dynamo-vllm, mock, …, or vllm@0.32.")] = "",
     name: Annotated[str, typer.Option(help="Name of the cluster; default: from the plan's hash.")] = "",
     model_path: Annotated[str, typer.Option(help="Folder or repository of the weights.")] = "",
     checkpoint_dtype: Annotated[str, typer.Option(help="What the weights at --model-path are stored in.")] = "",
@@ -40,6 +40,14 @@ def launch(
     accept_changed: Annotated[
         list[str] | None, typer.Option(help="Launch although this input changed: fleet, model, profiles or all.")
     ] = None,
+    shared_folder: Annotated[str, typer.Option(help="Dynamo: folder all hosts see, for discovery.")] = "",
+    python: Annotated[str, typer.Option(help="Dynamo: its environment's interpreter.")] = "",
+    ssh_config: Annotated[str, typer.Option(help="Configuration file for ssh -F.")] = "",
+    partition: Annotated[str, typer.Option(help="Slurm partition.")] = "",
+    time_limit: Annotated[str, typer.Option(help="Slurm time limit, for instance 7-00:00:00.")] = "",
+    by_rack: Annotated[
+        bool, typer.Option("--by-rack", help="Slurm: any node of the planned rack (a feature of its name).")
+    ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave a failed start as it is, to look at it.")] = False,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds until everything must serve.")] = 3600.0,
     probe: Annotated[bool, typer.Option(help="End with requests across prefill and decode, compared.")] = True,
@@ -54,6 +62,7 @@ def launch(
     from splitplan.launcher.inputs import check_inputs
     from splitplan.launcher.render import LaunchOptions
     from splitplan.launcher.targets.kubernetes import KubernetesOptions
+    from splitplan.launcher.targets.slurm import SlurmOptions
     from splitplan.planner.plan import load_plan
 
     options = LaunchOptions(
@@ -68,6 +77,10 @@ def launch(
         router_host=router_host,
         base_port=base_port,
         ucx_net_devices=ucx_net_devices,
+        shared_folder=shared_folder,
+        python=python,
+        ssh_config=ssh_config,
+        slurm=SlurmOptions(partition, time_limit, by_rack),
         kubernetes=KubernetesOptions(
             namespace=namespace, rdma_resource=rdma_resource, model_claim=model_claim, run_as_root=run_as_root
         ),

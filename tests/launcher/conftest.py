@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,18 @@ from splitplan.planner.plan import Plan
 Start = Callable[..., Launched]
 
 
+REQUIRED = os.environ.get("SPLITPLAN_TEST_REQUIRE") == "all"
+EXTRAS = Path(os.environ.get("SPLITPLAN_LAUNCH_EXTRAS", ".venv-extras")).absolute()
+"""Where .ci/install-launch-extras put the tools that these tests run against."""
+
+
+def lacking(reason: str) -> None:
+    """Skip with a reason; where everything was promised to be installed (SPLITPLAN_TEST_REQUIRE=all), fail with it."""
+    if REQUIRED:
+        pytest.fail(f"{reason}, and SPLITPLAN_TEST_REQUIRE=all forbids skipping: run .ci/install-launch-extras")
+    pytest.skip(f"{reason}; .ci/install-launch-extras installs it")
+
+
 @pytest.fixture
 def plan_file(tmp_path: Path) -> Path:
     """Where the test's plan lies."""
@@ -26,9 +39,11 @@ def plan_file(tmp_path: Path) -> Path:
 def start(plan_file: Path) -> Iterator[Start]:
     """Launch a plan with mock engines on this machine; everything is stopped when the test ends."""
 
-    def started(plan: Plan, *, faults: dict[str, Any] | None = None, base_port: int = 0, **arguments: Any) -> Launched:
+    def started(
+        plan: Plan, *, options: LaunchOptions | None = None, faults: dict[str, Any] | None = None, **arguments: Any
+    ) -> Launched:
         plan_file.write_text(plan.model_dump_json())
-        options = LaunchOptions(target="local", engine="mock", faults=faults or {}, base_port=base_port)
+        options = options or LaunchOptions(target="local", engine="mock", faults=faults or {})
         return launch(plan, plan_file, options, **{"timeout_s": 20.0, **arguments})
 
     yield started

@@ -18,6 +18,7 @@ from splitplan.launcher import lifecycle
 from splitplan.launcher.bench import bench
 from splitplan.launcher.lifecycle import destroy, logs, status
 from splitplan.launcher.processes import is_alive, start_ticks, stop
+from splitplan.launcher.render import LaunchOptions
 from splitplan.launcher.state import ClusterState, load_state, log_folder, state_path
 from splitplan.launcher.web import answers
 from tests.launcher.conftest import Start
@@ -34,7 +35,7 @@ def kill(state: ClusterState, name: str) -> None:
 
 def test_a_cluster_serves_is_seen_and_is_taken_down(start: Start, plan_file: Path) -> None:
     """Every answer crossed from prefill to decode, agrees with a lone instance's, and was counted."""
-    launched = start(small_plan(num_pairs=2), base_port=0)
+    launched = start(small_plan(num_pairs=2))
     report = launched.report
     assert report
     assert report.passed
@@ -150,7 +151,7 @@ def test_a_taken_port_is_said_before_anything_starts(start: Start, plan_file: Pa
         held.listen()
         port = held.getsockname()[1]
         with pytest.raises(LaunchError, match=f"port {port} of this machine is taken"):
-            start(small_plan(), base_port=port)
+            start(small_plan(), options=LaunchOptions(target="local", engine="mock", base_port=port))
     assert not state_path(plan_file).exists()
 
 
@@ -168,8 +169,6 @@ def test_another_plan_in_the_same_file_is_not_mixed_in(start: Start) -> None:
 
 
 def test_an_engine_that_is_not_installed_is_said(plan_file: Path) -> None:
-    from splitplan.launcher.render import LaunchOptions
-
     plan_file.write_text(small_plan().model_dump_json())
     options = LaunchOptions(target="local", model_path="m/x", checkpoint_dtype="bf16")
     with pytest.raises(LaunchError, match="vllm is not installed on this machine"):

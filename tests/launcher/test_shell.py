@@ -200,7 +200,7 @@ def test_scripts_start_wait_stop(tmp_path: Path) -> None:
     for tool in ("vllm", "vllm-router"):
         (tools / tool).write_text("#!/bin/bash\nsleep 60 & wait\n")
         (tools / tool).chmod(0o755)
-    (tools / "curl").write_text("#!/bin/bash\nexit 0\n")
+    (tools / "curl").write_text('#!/bin/bash\necho \'{"data": [{"id": "m"}]}\'\n')
     (tools / "curl").chmod(0o755)
     write_folder(render(mixed_plan(), OPTIONS), tmp_path / "out")
     script = tmp_path / "out" / "hosts" / "a100-0.sh"
