@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from splitplan.catalogs.engines import EngineSide, connector_problems, find_engine
-from splitplan.catalogs.models import find_model
+from splitplan.catalogs.engines import EngineSide, connector_problems, find_engine, load_engines
+from splitplan.catalogs.models import find_model, load_models
 
 SIDE = EngineSide("m", "h100-sxm", 2, 1, "bf16", "bf16", 16, "", "0.32.0")
 
@@ -115,6 +115,17 @@ def test_one_prefill_rank_and_two_decode_ranks(engine: str, connector: str, dens
     ranks = {"tensor_parallel": 1}, {"tensor_parallel": 2}
     assert (problems(engine, connector, "llama-3.1-8b", *ranks) == []) == dense_allowed
     assert problems(engine, connector, "gemma-3-27b", *ranks) != []
+
+
+@pytest.mark.parametrize("engine", sorted(load_engines()))
+@pytest.mark.parametrize("model", sorted(load_models()))
+def test_a_side_always_fits_its_own_like(engine: str, model: str) -> None:
+    """Whatever the engine, model, GPU and TP: two equal sides without pipeline or context parallelism pass."""
+    for connector in find_engine(engine).connectors:
+        for gpu in ("h100-sxm", "a100-sxm-80", "b200", "mi300x"):
+            for tp in (1, 2, 8, 16):
+                sides = {"gpu": gpu, "tensor_parallel": tp, "block_tokens": 64}
+                assert problems(engine, connector, model, sides, sides) == []
 
 
 def test_several_mismatches_are_all_told() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from splitplan.catalogs.documents import Document
-from splitplan.catalogs.errors import DocumentError, Problem
+from splitplan.catalogs.errors import DocumentError, Problem, ProfileError
 from splitplan.planner.spec.fleet_build import build_fleet
 from splitplan.planner.spec.readers.hosts import Host, Imported, ImportOptions, Notes, build_document
 from splitplan.planner.spec.readers.kubectl import read_kubectl
@@ -51,7 +52,12 @@ def import_machine(options: ImportOptions) -> Imported:
     from splitplan.planner.spec.readers.nvml import read_machine
     from splitplan.profiler.device import read_gpus
 
-    host, notes = read_machine(read_gpus())
+    try:
+        readings = read_gpus()
+    except ProfileError as error:
+        hint = "run this on the GPU host, or save `nvidia-smi topo -m` there and import that"
+        raise ProfileError([replace(problem, next_step=hint) for problem in error.problems]) from None
+    host, notes = read_machine(readings)
     return _checked([host], notes, options, f"the GPUs of {host.name}")
 
 
