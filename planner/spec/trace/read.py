@@ -8,7 +8,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -17,9 +17,10 @@ import numpy as np
 from splitplan.catalogs.errors import DocumentError, InputError, Problem
 from splitplan.planner.spec.trace.block import Block, TraceFacts
 from splitplan.planner.spec.trace.csv_rows import read_csv
+from splitplan.planner.spec.trace.gather import Gathered, SmallArray
 from splitplan.planner.spec.trace.json_rows import read_array, read_bench_result, read_json_lines, read_whole
 from splitplan.planner.spec.trace.report import ReadReport, Tally
-from splitplan.planner.spec.workload import IntArray, PrefixBlocks, Requests
+from splitplan.planner.spec.workload import IntArray, Requests
 
 SNIFF_BYTES = 64 * 2**10
 MAX_SHARE_LEFT_OUT = 0.5
@@ -59,9 +60,16 @@ def read_trace(
     tally, facts = Tally(), TraceFacts()
     with _opened(path) as handle:
         trace_format, found = _blocks(handle, where, columns or {}, facts, tally)
-        blocks = [_in_window(block, start_s, end_s, tally) for block in found]
-    blocks = [block for block in blocks if len(block.line)]
-    return _assembled(blocks, trace_format, where, facts, tally)
+        gathered = Gathered()
+        for block in found:
+            gathered.add(_in_window(block, start_s, end_s, tally))
+    _check(gathered.num_rows, trace_format, where, tally)
+    requests, code, has_arrivals, tally.num_unsorted = gathered.finish(facts.block_tokens)
+    if not has_arrivals:
+        tally.notes.append("no arrival times: lengths only")
+    class_index, class_names = _classes(code, tuple(facts.class_codes) or ("all",))
+    report = tally.report(where, trace_format, len(requests))
+    return Trace(replace(requests, class_index=class_index), class_names, has_arrivals, report)
 
 
 @contextmanager
@@ -124,66 +132,27 @@ def _in_window(block: Block, start_s: float, end_s: float | None, tally: Tally) 
     return block.take(np.flatnonzero(inside))
 
 
-def _assembled(blocks: list[Block], trace_format: str, where: str, facts: TraceFacts, tally: Tally) -> Trace:
-    num_left_out = sum(tally.left_out.values())
-    report = tally.report(where, trace_format, sum(len(block.line) for block in blocks))
-    if num_left_out > MAX_SHARE_LEFT_OUT * tally.num_rows:
-        message = f"{num_left_out} of {tally.num_rows} rows cannot be used: " + "; ".join(report.lines())
+def _check(num_requests: int, trace_format: str, where: str, tally: Tally) -> None:
+    """Refuse a trace with more broken rows than good ones, or without any request."""
+    report = tally.report(where, trace_format, num_requests)
+    if report.num_left_out > MAX_SHARE_LEFT_OUT * tally.num_rows:
+        message = f"{report.num_left_out} of {tally.num_rows} rows cannot be used: " + "; ".join(report.lines())
         raise DocumentError(Problem(message, where, expected="mostly whole rows with tokens above 0"))
-    if not blocks:
+    if not num_requests:
         message = "holds no request"
         if tally.num_outside_window:
             message += f" in the window; {tally.num_outside_window} rows lie outside it"
         raise DocumentError(Problem(message, where, expected="at least one request"))
-    time_s = np.concatenate([block.time_s for block in blocks])
-    has_arrivals = not bool(np.isnan(time_s).any())
-    order = np.argsort(time_s, kind="stable") if has_arrivals else np.arange(len(time_s))
-    if has_arrivals:
-        tally.num_unsorted = int((np.diff(time_s) < 0).sum())
-        arrival_s = time_s[order] - time_s[order[0]]
-    else:
-        tally.notes.append("no arrival times: lengths only")
-        arrival_s = np.zeros(len(time_s))
-    class_index, class_names = _classes(_column(blocks, "class_code", order), tuple(facts.class_codes) or ("all",))
-    requests = Requests(
-        arrival_s,
-        _column(blocks, "input_tokens", order),
-        _column(blocks, "output_tokens", order),
-        class_index,
-        _cached(blocks, order),
-        _prefix(blocks, order, facts.block_tokens),
-    )
-    report = tally.report(where, trace_format, len(order))
-    return Trace(requests, class_names, has_arrivals, report)
 
 
-def _column(blocks: list[Block], name: str, order: IntArray) -> IntArray:
-    return np.asarray(np.concatenate([getattr(block, name) for block in blocks])[order])
-
-
-def _classes(code: IntArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:
+def _classes(code: SmallArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:
     """Codes numbered anew by first arrival, without those that no request has, and their names."""
-    present, first, index = np.unique(code, return_index=True, return_inverse=True)
-    by_arrival = np.argsort(first, kind="stable")
-    rank = np.argsort(by_arrival, kind="stable")
-    return rank[index], tuple(names[old] for old in present[by_arrival].tolist())
-
-
-def _cached(blocks: list[Block], order: IntArray) -> IntArray:
-    """Cached prompt tokens in order of arrival; a row of zeros without memory where the trace says nothing."""
-    if all(block.cached_tokens is None for block in blocks):
-        return np.broadcast_to(np.int64(0), len(order))
-    parts = [
-        np.zeros(len(block.line), dtype=np.int64) if (own := block.cached_tokens) is None else own for block in blocks
-    ]
-    return np.asarray(np.concatenate(parts)[order])
-
-
-def _prefix(blocks: list[Block], order: IntArray, block_tokens: int) -> PrefixBlocks | None:
-    """The prefix blocks in order of arrival, where any row has them."""
-    if all(block.blocks is None for block in blocks):
-        return None
-    nothing = np.zeros(0, dtype=np.int64)
-    parts = [block.blocks or (nothing, np.zeros(len(block.line), dtype=np.int64)) for block in blocks]
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate([counts for _, counts in parts]))])
-    return PrefixBlocks(block_tokens, offsets, np.concatenate([hashes for hashes, _ in parts])).take(order)
+    used = np.bincount(code, minlength=len(names)) > 0
+    if used.sum() == 1:
+        return np.broadcast_to(np.int64(0), len(code)), (names[int(np.argmax(used))],)
+    present = np.flatnonzero(used)
+    first = np.array([np.argmax(code == each) for each in present])
+    present = present[np.argsort(first, kind="stable")]
+    rank = np.zeros(len(names), dtype=np.int64)
+    rank[present] = np.arange(len(present))
+    return rank[code], tuple(names[old] for old in present.tolist())
