@@ -37,6 +37,8 @@ CONTEXTS = (256, 1024, 4096, 16384, 65536)
 MESSAGE_BYTES = tuple(2**power for power in range(12, 29, 2))  # 4 KiB … 256 MiB
 COPY_BYTES = tuple(2**power for power in range(16, 31, 2))  # 64 KiB … 1 GiB
 ROUTING = "power_law_1.2"  # what planning assumes of real traffic, and so what is measured
+NIXL_TRANSFERS = ((2**12, 2**12), (2**26, 2**14), (2**26, 2**16), (2**26, 2**18), (2**26, 2**20), (2**26, 2**22))
+"""(bytes in all, bytes of a descriptor): one small one for the latency, then 64 MiB in pieces of each size."""
 SETUP_S = 0.02  # buffers and first call of a point
 MAX_SHARE_OF_BUDGET = 0.04  # a single point may not eat more
 
@@ -95,6 +97,7 @@ class Request:
     kv_limit_bytes: int = 10 * 2**30  # of one layer's KV
     link: str = ""  # between the GPUs of this host, by its catalog name
     host_gpus: int = 1
+    has_nixl: bool = False
 
 
 def make_plan(request: Request, rates: Rates, budget_s: float | None = None) -> MeasurementPlan:
@@ -249,6 +252,11 @@ def _host_points(request: Request) -> Iterable[Point]:
             if num_bytes <= copy_limit:
                 values: dict[str, int | str] = {"link": direction, "host": "", "how": "copy", "ranks": ranks}
                 yield make_point("send", {**values, "num_bytes": num_bytes})
+    if request.has_nixl:
+        place = "dram" if request.device_kind == "cpu" else "vram"
+        for num_bytes, descriptor_bytes in NIXL_TRANSFERS:
+            values = {"link": "nixl", "host": place, "how": f"descriptors-{descriptor_bytes}", "ranks": 2}
+            yield make_point("send", {**values, "num_bytes": num_bytes})
     limit = 2**24 if request.device_kind == "cpu" else 2**28
     how = "eager" if request.device_kind == "cpu" else "nccl"
     for ranks in sorted({tp for tp in request.tensor_parallel if tp > 1}):

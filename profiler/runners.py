@@ -64,14 +64,17 @@ class OperationRunner:
 
 
 class RunnerByKind:
-    """Copies and kernels to one runner, collectives to another."""
+    """Copies and kernels to one runner, collectives and NIXL transfers to others."""
 
-    def __init__(self, operations: Runner, collectives: Mapping[int, Runner]) -> None:
+    def __init__(self, operations: Runner, collectives: Mapping[int, Runner], nixl: Runner) -> None:
         self._operations = operations
         self._collectives = collectives  # by number of ranks
+        self._nixl = nixl
 
     def run(self, point: Point, effort: Effort) -> Run:
         """Times one point wherever it belongs."""
+        if point.family == "send" and point.text("link") == "nixl":
+            return self._nixl.run(point, effort)
         if "how" in dict(point.shape) and point.text("how") != "copy":
             return self._collectives[point["ranks"]].run(point, effort)
         return self._operations.run(point, effort)

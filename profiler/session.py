@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import hashlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from typing import Any
 from splitplan.catalogs.errors import InputError, MissingExtraError, Problem, ProfileError, shorten
 from splitplan.catalogs.gpus import Gpu, find_gpu, load_gpus
 from splitplan.catalogs.models import Model, find_model
+from splitplan.profiler import nixl_source
 from splitplan.profiler.collectives import CollectiveRunner
 from splitplan.profiler.device import CpuDevice, CudaDevice, Device, read_gpus
 from splitplan.profiler.measure import Outcome, Progress, measure_plan
+from splitplan.profiler.nixl_source import NixlRunner
 from splitplan.profiler.points import MeasurementPlan, Request, make_plan
 from splitplan.profiler.profile import Profile
 from splitplan.profiler.rates import Rates, rates_of
@@ -101,6 +103,7 @@ def measure_device(
     path = path or Path(f"{bench.gpu.name}.{ENGINE}.npz")
     try:
         request = _request(bench.gpu, options, bench.host_gpus, models)
+        request = replace(request, has_nixl=nixl_source.is_installed())
         left_s = None if budget_s is None else max(budget_s - (time.monotonic() - start), MIN_BUDGET_S / 2)
         plan = make_plan(request, bench.rates, left_s)
         announce(bench, plan)
@@ -187,14 +190,15 @@ def _open_cpu(gpu_name: str) -> Bench:
     collectives = {ranks: CollectiveRunner(ranks, "gloo") for ranks in (2, 4, 8)}
 
     operations = OperationRunner(device, timer, torch_operations.TorchWorkbench(torch))
+    nixl = NixlRunner(torch, "cpu", "cpu")
     return Bench(
         gpu=find_gpu(gpu_name or "cpu"),
         device=device,
-        runner=RunnerByKind(operations, collectives),
+        runner=RunnerByKind(operations, collectives, nixl),
         rates=torch_operations.measured_cpu_rates(torch, timer),
         provenance=device_provenance(device, torch, "torch CPU operations", Path(torch_operations.__file__)),
         host_gpus=8,
-        close=partial(_close, collectives),
+        close=partial(_close, (*collectives.values(), nixl)),
     )
 
 
@@ -218,21 +222,23 @@ def _gpu_bench(torch: Any, device: CudaDevice, gpu: Gpu, index: int, host_gpus: 
     torch.cuda.set_device(index)
     collectives = {ranks: CollectiveRunner(ranks, "nccl") for ranks in _powers_of_two(host_gpus) if ranks > 1}
     workbench = gpu_operations.GpuWorkbench(torch, f"cuda:{index}", gpu.l2_bytes)
+    other = f"cuda:{(index + 1) % host_gpus}" if host_gpus > 1 else f"cuda:{index}"
+    nixl = NixlRunner(torch, f"cuda:{index}", other)
     operations = OperationRunner(device, CudaTimer(torch, gpu.l2_bytes), workbench)
     return Bench(
         gpu=gpu,
         device=device,
-        runner=RunnerByKind(operations, collectives),
+        runner=RunnerByKind(operations, collectives, nixl),
         rates=rates_of(gpu),
         provenance=device_provenance(device, torch, "own kernels", *kernel_sources()),
         host_gpus=host_gpus,
-        close=partial(_close, collectives),
+        close=partial(_close, (*collectives.values(), nixl)),
     )
 
 
-def _close(groups: Mapping[int, CollectiveRunner]) -> None:
-    for group in groups.values():
-        group.close()
+def _close(runners: Sequence[CollectiveRunner | NixlRunner]) -> None:
+    for runner in runners:
+        runner.close()
 
 
 def _cuda_index(device: str) -> int:
