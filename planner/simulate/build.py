@@ -149,6 +149,7 @@ def _fill_globals(rows: _Rows, deployment: Deployment) -> None:
     ints[at.G_FIRST_REQUEST], ints[at.G_END_REQUEST] = first, first + count * width
     ints[at.G_NEXT] = first
     ints[at.G_FIRST_FLOW] = ints[at.G_END_FLOW] = rows.first["flows"]
+    ints[at.G_FIRST_LINK] = rows.first["links"]
     ints[at.G_GAPS] = rows.add_ints(np.zeros(len(GAP_EDGES_S), dtype=np.int64))
     ints[at.G_EDGES] = rows.add_floats(GAP_EDGES_S)
     ints[at.G_EDGE_COUNT] = len(GAP_EDGES_S)

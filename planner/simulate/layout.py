@@ -92,6 +92,7 @@ G_DECODE_EMITS_FIRST = 28
 G_LAYERWISE = 29
 G_STEPPING = 30  # 1: visit every step (for tests), 0: jump over runs
 G_SPINE = 31
+G_FIRST_LINK = 33
 G_CACHED_ON_DECODE = 32  # 1: what the prefix cache saves is not transferred either
 G_WIDTH = 64
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from splitplan.catalogs.errors import InputError, MissingExtraError, Problem
@@ -47,6 +49,47 @@ def simulate(
     until_s: stop there; what is in flight then counts as missed.
     form: "numba", "python", or by the size of the run. Both give the same bits.
     """
+    job = prepare(
+        deployment,
+        requests,
+        seed=seed,
+        arrivals=arrivals,
+        concurrency=concurrency,
+        think_s=think_s,
+        routing=routing,
+        warmup_share=warmup_share,
+        until_s=until_s,
+        form=form,
+    )
+    job.serve(job.world, at.INFINITE_S if until_s is None else until_s)
+    return finish(job)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A simulation that can be served in pieces of time. Its world changes as it is served."""
+
+    deployment: Deployment
+    world: at.World
+    serve: Callable[[at.World, float], None]
+    warmup: int
+    until_s: float | None
+
+
+def prepare(
+    deployment: Deployment,
+    requests: Requests,
+    *,
+    seed: int = 0,
+    arrivals: Arrivals = "open",
+    concurrency: int = 0,
+    think_s: float = 0.0,
+    routing: Routing = "weighted",
+    warmup_share: float | None = None,
+    until_s: float | None = None,
+    form: Form = "auto",
+) -> Job:
+    """Check everything and build the arrays; see `simulate`."""
     check_deployment(deployment)
     check_requests(requests)
     _check_arrivals(arrivals, concurrency, think_s)
@@ -62,11 +105,15 @@ def simulate(
         stepping=False,
         as_lists=not compiled,
     )
-    serve = compiled_run_events() if compiled else run_events
-    serve(world, at.INFINITE_S if until_s is None else until_s)
     if warmup_share is None:
         warmup_share = WARMUP_SHARE if arrivals == "open" else 0.0
-    return Results((read_run(world, deployment, int(warmup_share * len(requests))),))
+    warmup = int(warmup_share * len(requests))
+    return Job(deployment, world, compiled_run_events() if compiled else run_events, warmup, until_s)
+
+
+def finish(job: Job) -> Results:
+    """Read the outcome of a served job."""
+    return Results((read_run(job.world, job.deployment, job.warmup),))
 
 
 def _use_compiled(form: Form, num_requests: int) -> bool:

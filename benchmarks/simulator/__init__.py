@@ -1,0 +1,1 @@
+"""How many requests the simulator serves per second of one core."""
