@@ -21,6 +21,7 @@ from splitplan.planner.spec.names import compress_names
 
 MAX_SOURCE_BYTES = 512 * 2**20  # `kubectl get nodes -o json` takes some 15 kB a node
 MAX_DESCRIPTION = 2000
+MAX_DIGITS = 19
 GIB = 2**30
 
 
@@ -157,7 +158,9 @@ def build_document(hosts: Sequence[Host], options: ImportOptions, source: str, n
 def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:
     """Sorts node-2 before node-10."""
     parts = re.split(r"(\d+)", name)
-    return tuple((0, int(part)) if part.isdigit() and part.isascii() else (1, part) for part in parts)
+    return tuple(
+        (0, int(part)) if part.isdigit() and part.isascii() and len(part) < MAX_DIGITS else (1, part) for part in parts
+    )
 
 
 def _with_gpus(hosts: Sequence[Host], options: ImportOptions, notes: Notes) -> list[tuple[Host, Gpu]]:
@@ -170,6 +173,7 @@ def _with_gpus(hosts: Sequence[Host], options: ImportOptions, notes: Notes) -> l
             problems.append(
                 Problem(f"host '{shorten(host.name, 60)}': the source names no GPU type", host.where, next_step=hint)
             )
+            skipped.setdefault("no GPU type", []).append(host.name)
             continue
         try:
             found.append((host, find_gpu(raw, where=host.where, key=shorten(host.name, 60))))

@@ -69,6 +69,7 @@ def read_kubectl(paths: Sequence[Path], topology_labels: Sequence[str] = ()) -> 
         )
     if scheme:
         notes.add(f"racks are the values of {scheme[-1]}")
+    notes.add("which GPUs running pods hold is not in node objects: all allocatable ones count as free")
     return [_placed(host, scheme) for host in hosts], notes
 
 

@@ -311,6 +311,15 @@ def test_slurm_without_gres_says_what_is_needed(tmp_path: Path) -> None:
         import_slurm(written(tmp_path, "n.txt", "slurm_load_node error"), None, IB)
 
 
+def test_absurd_node_names_are_told(tmp_path: Path) -> None:
+    nodes = written(tmp_path, "n.txt", f"NodeName={'9' * 6000} Gres=gpu:h100:8 State=IDLE")
+    with pytest.raises(DocumentError, match="cannot be the name of a host"):
+        import_slurm(nodes, None, IB)
+    untyped = written(tmp_path, "u.txt", "NodeName=n1 Gres=gpu:8 State=IDLE\nNodeName=n2 Gres=gpu:h100:8 State=IDLE")
+    imported = import_slurm(untyped, None, ImportOptions(skip_unknown=True, nics=IB.nics))
+    assert "n1: left out, 'no GPU type' cannot be planned with" in imported.notes
+
+
 def test_untyped_gres_takes_the_type_given(tmp_path: Path) -> None:
     nodes = written(tmp_path, "n.txt", "NodeName=a Gres=gpu:4 State=IDLE")
     with pytest.raises(DocumentError, match=r"names no GPU type[\s\S]*--gpu"):
