@@ -464,6 +464,35 @@ def test_strange_nodes_raise_nothing_but_our_errors(key: str, inner: str, value:
     assert names
 
 
+def _damage(source: str) -> st.SearchStrategy[str]:
+    """A source with a piece cut out or something put in."""
+    places = st.integers(0, len(source))
+    scraps = st.sampled_from(
+        ["[", "]", "=", ",", "\n", "(", "gpu:", "-", "\t", "é", "{", "9" * 30, "NodeName=", "X", "NV"]
+    )
+    return st.builds(lambda at, cut, put: source[:at] + put + source[at + cut :], places, st.integers(0, 40), scraps)
+
+
+@settings(max_examples=150, deadline=None)
+@given(nodes=_damage(SCONTROL), conf=_damage(TOPOLOGY_CONF), as_yaml=_damage(TOPOLOGY_YAML), matrix=_damage(TOPO_HGX))
+def test_damaged_sources_raise_nothing_but_our_errors(nodes: str, conf: str, as_yaml: str, matrix: str) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        calls = [
+            lambda: import_slurm(written(folder, "n.txt", nodes), written(folder, "topology.conf", conf), IB),
+            lambda: import_slurm(written(folder, "n.txt", nodes), written(folder, "topology.yaml", as_yaml), IB),
+            lambda: import_topo_matrices([written(folder, "m.txt", matrix)], ImportOptions(gpu="h100", nics=IB.nics)),
+        ]
+        for call in calls:
+            try:
+                result = str(call().document)
+            except SplitplanError as error:
+                result = str(error)
+            assert result
+
+
 def test_command_writes_a_file_that_loads(tmp_path: Path) -> None:
     nodes = written(tmp_path, "nodes.txt", SCONTROL)
     topology = written(tmp_path, "topology.conf", TOPOLOGY_CONF)
