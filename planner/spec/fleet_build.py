@@ -103,7 +103,7 @@ def _spine_bytes_per_s(file: FleetFile, racks: Sequence[Rack], pods: Sequence[Po
     pod_uplinks: Mapping[str, float | None] = {pod.name: pod.uplink_bytes_per_s for pod in pods}
     limited = {name for name, uplink in pod_uplinks.items() if uplink is not None}
     uplinks = [rack.uplink_bytes_per_s for rack in racks if rack.pod not in limited]
-    uplinks += [pod_uplinks[name] for name in limited]
+    uplinks += [pod_uplinks[name] for name in sorted(limited)]
     return _shared(uplinks, spine.oversubscription or 1.0, ("spine", "oversubscription"), reading)
 
 

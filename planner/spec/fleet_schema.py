@@ -118,7 +118,7 @@ class FleetFile(FileModel):
     version: Literal[1] = Field(description="format version")
     name: Name = Field(description="printed with every plan")
     description: Annotated[str, Field(max_length=2000)] = Field("", description="for people")
-    gpus: dict[Name, Annotated[int, Field(ge=1, le=1_000_000)]] = Field(
+    gpus: dict[Name, Annotated[int, Field(ge=1, le=100_000)]] = Field(
         {}, description="quick form: GPUs by type; nodes, racks and NICs are assumed, and the notes say so"
     )
     racks: Annotated[list[RackFile], Field(max_length=10_000)] = Field([], description="full form")

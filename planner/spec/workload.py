@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+LARGEST_SPAN_OF_COUNTS = 2**40  # prefix hashes below are numbered; above, they are spread over 64 bits
+LAP_STEP = 7_046_029_254_386_353_131  # odd and of 63 bits: sums wrap around, and laps stay apart
 SHORTEST_SPAN_S = 1e-9  # arrivals closer together than time stamps can tell come at once
 
 
@@ -200,6 +202,7 @@ def _replay(trace: Requests, rate_req_per_s: float, n: int, seed: int) -> Reques
     arrival_s = requests.arrival_s + lap * lap_s
     prefix = requests.prefix
     if prefix is not None and lap[-1] > 0 and len(prefix.hashes):
-        span = int(prefix.hashes.max()) + 1
-        prefix = replace(prefix, hashes=prefix.hashes + np.repeat(lap, np.diff(prefix.offsets)) * span)
+        span = int(prefix.hashes.max()) - int(prefix.hashes.min()) + 1
+        step = span if span < LARGEST_SPAN_OF_COUNTS else LAP_STEP
+        prefix = replace(prefix, hashes=prefix.hashes + np.repeat(lap, np.diff(prefix.offsets)) * step)
     return replace(requests, arrival_s=arrival_s - arrival_s[0], prefix=prefix)

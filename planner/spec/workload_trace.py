@@ -41,6 +41,8 @@ def workload_of_trace(
             f"time stamps are rounded to {found.stamp_s:g} s: burstiness is that of the counts per stamp, "
             f"{found.scv:.2f}, not the {found.gap_scv:.2f} of the stamps"
         )
+    if requests.prefix is not None:
+        notes.append(f"planned with the prefix hits of one LRU cache of {DEFAULT_CACHE_TOKENS:,} tokens")
     rows = _length_rows(requests, len(trace.class_names))
     prompt_tokens = float(rows.input_tokens @ rows.weight)
     workload = Workload(

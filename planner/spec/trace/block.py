@@ -69,7 +69,7 @@ class TraceFacts:
 
     def code(self, class_name: str) -> int:
         """The code of a class, new or known. Raises InputError when there are too many to be classes."""
-        code = self.class_codes.setdefault(class_name, len(self.class_codes))
+        code = self.class_codes.setdefault(class_name or "none", len(self.class_codes))
         if code >= MAX_CLASSES:
             message = f"more than {MAX_CLASSES} different classes, the last one '{shorten(class_name, 40)}'"
             raise InputError(Problem(message, key="column class", expected="a column with few different values"))

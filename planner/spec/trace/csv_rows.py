@@ -75,9 +75,10 @@ def _header(line: bytes, where: str) -> list[str]:
     names = [name.strip() for name in names]
     if len(names) < 2 or not all(any(character.isalpha() for character in name) for name in names):
         message = f"starts with '{shorten(line.decode('utf-8', 'replace'), 60)}', which is no CSV header"
-        raise DocumentError(
-            Problem(message, f"{where}:1", expected="a trace: CSV with a header, JSON lines, or JSON", next_step="")
-        )
+        other = next((name for name, mark in (("semicolons", b";"), ("tabs", b"\t")) if line.count(mark) > 1), "")
+        hint = f"its fields look separated by {other}; write commas" if other else ""
+        expected = "a trace: CSV with a header, JSON lines, or JSON"
+        raise DocumentError(Problem(message, f"{where}:1", expected=expected, next_step=hint))
     return names
 
 

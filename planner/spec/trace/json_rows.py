@@ -31,7 +31,7 @@ def read_json_lines(
 ) -> Iterator[Block]:
     """Blocks of rows of an open file with one JSON object a line.
 
-    `timestamp` counts milliseconds (Mooncake), `arrival_s` seconds. Rows with `hash_ids` keep them as prefix blocks.
+    Rows with `hash_ids` keep them as prefix blocks.
     """
     rows = RowBuffer(tally)
     columns: Columns | None = None
@@ -87,7 +87,7 @@ def _add_record(record: Mapping[str, Any], columns: Columns, line: int, rows: Ro
     if prompt is None or output is None:
         rows.tally.leave_out(faults.BAD_NUMBER, line)
         return
-    time_s = _time_s(record, columns.time)
+    time_s = _time_s(record, columns)
     if time_s is None:
         rows.tally.leave_out(faults.BAD_TIME, line)
         return
@@ -100,14 +100,19 @@ def _add_record(record: Mapping[str, Any], columns: Columns, line: int, rows: Ro
     rows.add(Row(line, time_s, prompt, output, code, hashes, cached))
 
 
-def _time_s(record: Mapping[str, Any], name: str | None) -> float | None:
-    """Seconds; NaN without a column of times, None when the value is no time."""
+def _time_s(record: Mapping[str, Any], columns: Columns) -> float | None:
+    """Seconds; NaN without a column of times, None when the value is no time.
+
+    `timestamp` beside Mooncake's `input_length` counts milliseconds, as does any name that ends in `ms`.
+    """
+    name = columns.time
     if name is None:
         return math.nan
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= faults.MAX_TIME:
         return None
-    milliseconds = name == "timestamp" or name.casefold().endswith("ms")
+    mooncake = name == "timestamp" and columns.input == "input_length"
+    milliseconds = mooncake or name.casefold().endswith("ms")
     return value / 1000 if milliseconds else float(value)
 
 

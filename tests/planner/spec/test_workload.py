@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -276,6 +277,16 @@ def test_a_trace_is_replayed_from_a_random_place_and_starts_over_with_new_prefix
     assert np.allclose(np.diff(laps.arrival_s), 0.5)
     assert laps.prefix is not None
     assert len(set(laps.prefix.hashes.tolist())) == 50
+
+
+def test_laps_of_a_trace_with_wide_hashes_stay_apart() -> None:
+    workload = trace_workload(10)
+    assert workload.trace is not None
+    assert workload.trace.prefix is not None
+    wide = replace(workload.trace.prefix, hashes=workload.trace.prefix.hashes * 2**57 - 2**61)
+    laps = sample(replace(workload, trace=replace(workload.trace, prefix=wide)), 100, seed=1)
+    assert laps.prefix is not None
+    assert len(set(laps.prefix.hashes.tolist())) == 200
 
 
 def test_scaling_a_workload_scales_its_trace() -> None:

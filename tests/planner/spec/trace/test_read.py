@@ -110,6 +110,14 @@ def test_mooncake_keeps_prefix_blocks_and_counts_milliseconds(tmp_path: Path) ->
     assert trace.report.num_unsorted == 1
 
 
+def test_timestamps_of_others_are_seconds(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": second, "prompt_tokens": 5, "completion_tokens": 6} for second in (1_700_000_000, 1_700_000_002)
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    assert rows_of(read(tmp_path, text, "log.jsonl")) == [(0.0, 5, 6), (2.0, 5, 6)]
+
+
 def test_vllm_bench_results(tmp_path: Path) -> None:
     """Fixture after `vllm bench serve --save-result --save-detailed`; without start times only lengths are known."""
     result = {"backend": "vllm", "input_lens": [10, 20], "output_lens": [3, 4], "start_times": [100.5, 101.0]}
@@ -213,6 +221,7 @@ def test_the_window_counts_from_the_first_row(tmp_path: Path) -> None:
         (AZURE, "holds no request"),
         ("1,2,3\n4,5,6\n", "no CSV header"),
         ("hello\n", "no CSV header"),
+        ("arrival_s;input_tokens;output_tokens\n1;2;3\n", "look separated by semicolons"),
         ("time,ContextToken,GeneratedTokens\n1,2,3\n", "did you mean 'ContextToken'? then add --column input"),
         ("arrival,weight,height\n1,2,3\n", "no prompt tokens in the header 'arrival,weight,height'"),
         (AZURE + "a,b,c\n" * 3 + "2023-11-16 18:17:03,1,1\n", "3 of 4 rows cannot be used"),
