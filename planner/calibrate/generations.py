@@ -32,10 +32,11 @@ class Generation:
     max_num_seqs: int
     max_num_batched_tokens: int
     memory_fraction: float
-    memory_of: Literal["total", "free"]  # what the fraction is taken of
+    memory_of: Literal["total", "free", "cache"]  # what the fraction is of: all; what weights leave; KV alone, of all
     block_tokens: int
     reserves_output: bool  # a sequence holds blocks for its whole output from admission on
     whole_batch_prefill: bool = False  # a static batch's prompts run in one step, however long
+    late_first_token: bool = False  # the first token is sent with the first decode step
 
 
 _VLLM_EARLY = Generation("vllm-early", "0", "vllm", "0.1", "prefill-first", 256, 8192, 0.9, "total", 16, False, True)
@@ -46,7 +47,9 @@ _VLLM_V1 = replace(
 _SGLANG = Generation("sglang", "0", "sglang", "0.5", "prefill-first", 2048, 8192, 0.88, "total", 1, False)
 _TRTLLM = Generation("trtllm", "0.8", "trtllm", "1.0", "whole-prompts", 2048, 8192, 0.9, "free", 32, True)
 _TRTLLM_STATIC = replace(_TRTLLM, key="trtllm-static", from_version="0", version="0.6", whole_batch_prefill=True)
-_LMDEPLOY = Generation("lmdeploy", "0", "lmdeploy", "0.1", "prefill-first", 256, 8192, 0.5, "total", 64, False)
+_LMDEPLOY = Generation(
+    "lmdeploy", "0", "lmdeploy", "0.1", "prefill-first", 256, 65536, 0.5, "cache", 64, False, False, True
+)
 
 ENGINE_NAMES = {
     "vllm": "vllm",
@@ -75,7 +78,8 @@ def find_generation(
     if name == "sglang":
         return replace(_SGLANG, version=version or _SGLANG.version)
     if name == "lmdeploy":
-        return _LMDEPLOY
+        later = version_key(version) >= (0, 2)
+        return replace(_LMDEPLOY, memory_fraction=0.8, memory_of="free") if later else _LMDEPLOY
     early = version_key(version) < (0, 8) if version_key(version) else date[:4] in ("2022", "2023")
     found = _TRTLLM_STATIC if early or static else _TRTLLM
     return found if found is _TRTLLM_STATIC else replace(found, version=version or found.version)

@@ -94,6 +94,8 @@ def predict(point: Point, setup: Setup, overhead: EngineOverhead) -> Prediction:
         raise UnpredictableError(f"{len(requests) - run.num_finished} requests would not fit into KV memory")
     ttft_s = run.ttft_s + overhead.request_s + overhead.request_token_s * requests.input_tokens
     tpot_s = run.tpot_s[np.isfinite(run.tpot_s)]
+    if setup.generation.late_first_token:
+        ttft_s = ttft_s + np.nan_to_num(run.tpot_s)
     if point.mode == "static-batch":
         ttft_s, tpot_s = _batch_latencies(run.ttft_s, run.end_s, requests.output_tokens)
     replicas = max(1, point.replicas)

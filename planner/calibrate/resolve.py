@@ -87,7 +87,7 @@ def resolve(point: Point) -> Setup:
     if generation is None:
         raise UnpredictableError(f"engine '{point.engine}' is not modelled")
     weight_dtype = _weight_dtype(point, model)
-    kv_dtype = _dtype(re.sub(r"\(.*", "", point.kv_dtype), "KV dtype")
+    kv_dtype = _kv_dtype(point, generation, weight_dtype)
     ops, ops_note = find_op_times(gpu, generation.engine)
     setup = Setup(
         model=model,
@@ -131,6 +131,13 @@ def _weight_dtype(point: Point, model: Model) -> str:
     return found
 
 
+def _kv_dtype(point: Point, generation: Generation, weight_dtype: str) -> str:
+    """As stated; else 16 bit, but for TensorRT-LLM, whose FP8 checkpoints come with FP8 KV scales and use them."""
+    if not point.kv_dtype and generation.engine == "trtllm" and weight_dtype.startswith("fp8"):
+        return "fp8"
+    return _dtype(re.sub(r"\(.*", "", point.kv_dtype), "KV dtype")
+
+
 def _expert_parallel(point: Point, model: Model) -> int:
     stated = re.search(r"moe_ep=(\d+)", point.notes)
     return int(stated.group(1)) if stated and model.moe else 1
@@ -146,6 +153,8 @@ def _kv_capacity(setup: Setup, point: Point) -> int:
     elif generation.memory_of == "free":
         used = memory.weights_bytes + memory.activation_bytes + memory.communication_bytes
         kv_bytes = generation.memory_fraction * (memory.total_bytes - used)
+    elif generation.memory_of == "cache":
+        kv_bytes = generation.memory_fraction * memory.total_bytes
     else:
         kv_bytes = memory.kv_bytes
     per_token = memory.kv_bytes_per_token
