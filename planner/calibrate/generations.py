@@ -44,6 +44,7 @@ _VLLM_V0 = replace(_VLLM_EARLY, key="vllm-v0", from_version="0.2", version="0.6"
 _VLLM_V1 = replace(
     _VLLM_V0, key="vllm-v1", from_version="0.8", version="0.11", scheduler="chunked", max_num_batched_tokens=2048
 )
+_VLLM_V1_ASYNC = replace(_VLLM_V1, key="vllm-v1-async", from_version="0.14", version="0.19")
 _SGLANG = Generation("sglang", "0", "sglang", "0.5", "prefill-first", 2048, 8192, 0.88, "total", 1, False)
 _TRTLLM = Generation("trtllm", "0.8", "trtllm", "1.0", "whole-prompts", 2048, 8192, 0.9, "free", 32, True)
 _TRTLLM_STATIC = replace(_TRTLLM, key="trtllm-static", from_version="0", version="0.6", whole_batch_prefill=True)
@@ -91,11 +92,13 @@ def _vllm(name: str, version: str, date: str, gpu: Gpu, *, offline: bool) -> Gen
         return _VLLM_EARLY
     if (key and key < (0, 8)) or (not key and date and date[:7] < "2025-03"):
         return replace(_VLLM_V0, version=version or _VLLM_V0.version)
+    ahead = key >= (0, 14) if key else date[:4] >= "2026"  # schedules the next step while the device works
+    generation = _VLLM_V1_ASYNC if ahead else _VLLM_V1
     large = gpu.memory_bytes >= 70 * 2**30 and not gpu.name.startswith("a100")
     budget = (16384 if offline else 8192) if large else (8192 if offline else 2048)
     return replace(
-        _VLLM_V1,
-        version=version or _VLLM_V1.version,
+        generation,
+        version=version or generation.version,
         max_num_batched_tokens=budget,
         max_num_seqs=1024 if large else 256,
     )

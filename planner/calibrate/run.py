@@ -44,6 +44,9 @@ FEWEST_SPREAD_ROWS = 20
 LARGEST_SPREAD = 10.0
 """An interval wider than ten times up and down says nothing; calibration files do not hold it."""
 
+UNCALIBRATED_SPREADS = {"tpot_spread": 1.6, "ttft_spread": 2.5, "throughput_spread": 1.6}
+"""Least intervals of a generation that no measured row is left of: its priors are known to a third or so."""
+
 Progress = Callable[[str], None]
 
 SERVED = (GAP, RANK_GAP, SEQUENCE_GAP, COMPUTE, REQUEST, REQUEST_TOKEN)
@@ -55,6 +58,7 @@ SERVED_PRIOR = EngineOverhead(gap_s=1e-3, rank_gap_s=2e-4, sequence_gap_s=2e-5, 
 KNOBS: Mapping[str, tuple[tuple[Knob, ...], EngineOverhead]] = {
     "vllm-early": (EAGER, EngineOverhead(launch_s=30e-6, gap_s=2e-3, sequence_gap_s=5e-5, compute_scale=1.2)),
     "vllm-v0": (DRIVEN, replace(SERVED_PRIOR, gap_s=1.5e-3, rank_gap_s=5e-4, sequence_gap_s=5e-5)),
+    "vllm-v1-async": (SERVED, replace(SERVED_PRIOR, gap_s=4e-4, rank_gap_s=1e-4, sequence_gap_s=5e-6)),
     "trtllm-static": (DRIVEN, EngineOverhead(gap_s=5e-4, rank_gap_s=2e-4)),
     "lmdeploy": (DRIVEN, EngineOverhead(gap_s=5e-4, rank_gap_s=2e-4, sequence_gap_s=1e-5)),
     "trtllm": (SERVED, replace(SERVED_PRIOR, gap_s=5e-4, sequence_gap_s=0.0)),
@@ -62,8 +66,8 @@ KNOBS: Mapping[str, tuple[tuple[Knob, ...], EngineOverhead]] = {
 }
 """Knobs of a generation and their priors: values assumed from how the engine works, used where no data speaks.
 
-30 us a launch is what Python-driven eager kernels take; served engines of today schedule in about a millisecond;
-kernels of 2023 reached some 80 % of today's on the same GPU.
+Engines that schedule the next step ahead leave some 0.4 ms, others of today about a millisecond; 30 us a launch is what
+Python-driven eager kernels take; kernels of 2023 reached some 80 % of today's on the same GPU.
 """
 
 
@@ -190,7 +194,8 @@ def _spreads(own: Sequence[Row], pooled: Sequence[Row]) -> dict[str, float]:
         measured = [row for row in own if kind in row.values and row.predicted]
         spread = spread_of(measured if len(measured) >= FEWEST_SPREAD_ROWS else pooled, kind)
         if spread is not None:
-            found[f"{kind}_spread"] = min(spread, LARGEST_SPREAD)
+            least = 1.0 if measured else UNCALIBRATED_SPREADS[f"{kind}_spread"]
+            found[f"{kind}_spread"] = min(max(spread, least), LARGEST_SPREAD)
     return found
 
 
