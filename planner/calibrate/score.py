@@ -22,9 +22,9 @@ FloatArray = NDArray[np.float64]
 Kind = Literal["ttft", "tpot", "throughput"]
 KINDS: tuple[Kind, ...] = ("ttft", "tpot", "throughput")
 
-PROMISE_EXPONENT = math.log(1.0 / (2.0 * 0.2)) / math.log(1.0 / (2.0 * 0.05))
-"""A target is promised when it holds with 80 % confidence, not when the best guess just meets it. Errors are spread
-like a Laplace variable in the logarithm: if a factor s holds 90 % of them on both sides, s^0.398 holds 80 % on one."""
+PROMISE_EXPONENT = math.log(1.0 / (2.0 * 0.1)) / math.log(1.0 / (2.0 * 0.05))
+"""A target is promised when it holds with 90 % confidence, not when the best guess just meets it. Errors are spread
+like a Laplace variable in the logarithm: if a factor s holds 90 % of them on both sides, s^0.699 holds 90 % on one."""
 
 SLO_TARGETS = ((1.0, 0.04), (0.5, 0.03))
 """(TTFT s, TPOT s): the two targets that false passes are counted at."""
@@ -47,7 +47,7 @@ class Value:
 
     @property
     def promised(self) -> float:
-        """What is promised: the value that holds with 80 % confidence, above the prediction."""
+        """What is promised: the value that holds with 90 % confidence, above the prediction."""
         return self.predicted * (self.high / self.predicted) ** PROMISE_EXPONENT
 
     @property
@@ -150,7 +150,7 @@ def coverage_percent(rows: Iterable[Row], kind: str) -> float | None:
 def false_pass_percent(rows: Iterable[Row], *, promised: bool = True) -> dict[str, float | int | None]:
     """Of rows predicted to meet TTFT and TPOT, the share that measured worse: at each target, and the larger.
 
-    `promised` asks for 80 % confidence (what a plan relies on); without it the best guess decides.
+    `promised` asks for 90 % confidence (what a plan relies on); without it the best guess decides.
     """
     rows = [row for row in rows if row.predicted and "ttft" in row.values and "tpot" in row.values]
     result: dict[str, float | int | None] = {}
