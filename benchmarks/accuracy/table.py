@@ -110,7 +110,7 @@ def _print_total(found: Mapping[str, Any]) -> None:
         target = f"target {TARGETS[name]:g}" if name in TARGETS else ""
         rival = f"aiconfigurator 0.12: {RIVAL[name]:g}" if name in RIVAL else ""
         sys.stdout.write(f"  {name:42} {_percent(value):>8}   {target:12} {rival}".rstrip() + "\n")
-    for label, name in (("promised with 90 % confidence", "slo"), ("by best guess", "slo_best_guess")):
+    for label, name in (("upper end of the 90 % interval", "slo"), ("by best guess", "slo_best_guess")):
         slo = {key: value for key, value in found[name].items() if key != "percent"}
         sys.stdout.write(f"  SLO {label}: " + ", ".join(f"{key} {value}" for key, value in slo.items()) + "\n")
 

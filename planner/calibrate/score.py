@@ -22,10 +22,6 @@ FloatArray = NDArray[np.float64]
 Kind = Literal["ttft", "tpot", "throughput"]
 KINDS: tuple[Kind, ...] = ("ttft", "tpot", "throughput")
 
-PROMISE_EXPONENT = math.log(1.0 / (2.0 * 0.1)) / math.log(1.0 / (2.0 * 0.05))
-"""A target is promised when it holds with 90 % confidence, not when the best guess just meets it. Errors are spread
-like a Laplace variable in the logarithm: if a factor s holds 90 % of them on both sides, s^0.699 holds 90 % on one."""
-
 SLO_TARGETS = ((1.0, 0.04), (0.5, 0.03))
 """(TTFT s, TPOT s): the two targets that false passes are counted at."""
 
@@ -44,11 +40,6 @@ class Value:
     def error(self) -> float:
         """|predicted / measured − 1|; infinite where there is no prediction."""
         return abs(self.predicted / self.measured - 1.0) if math.isfinite(self.predicted) else math.inf
-
-    @property
-    def promised(self) -> float:
-        """What is promised: the value that holds with 90 % confidence, above the prediction."""
-        return self.predicted * (self.high / self.predicted) ** PROMISE_EXPONENT
 
     @property
     def covered(self) -> bool:
@@ -150,7 +141,7 @@ def coverage_percent(rows: Iterable[Row], kind: str) -> float | None:
 def false_pass_percent(rows: Iterable[Row], *, promised: bool = True) -> dict[str, float | int | None]:
     """Of rows predicted to meet TTFT and TPOT, the share that measured worse: at each target, and the larger.
 
-    `promised` asks for 90 % confidence (what a plan relies on); without it the best guess decides.
+    `promised` asks for the upper end of the 90 % interval, as a plan must; without it the best guess decides.
     """
     rows = [row for row in rows if row.predicted and "ttft" in row.values and "tpot" in row.values]
     result: dict[str, float | int | None] = {}
@@ -169,7 +160,7 @@ def false_pass_percent(rows: Iterable[Row], *, promised: bool = True) -> dict[st
 def _passes(row: Row, ttft_s: float, tpot_s: float, *, promised: bool) -> bool:
     ttft, tpot = row.values["ttft"], row.values["tpot"]
     if promised:
-        return ttft.promised <= ttft_s and tpot.promised <= tpot_s
+        return ttft.high <= ttft_s and tpot.high <= tpot_s
     return ttft.predicted <= ttft_s and tpot.predicted <= tpot_s
 
 
