@@ -22,13 +22,7 @@ def main(arguments: list[str]) -> None:
     """Joins the group, says so, and serves requests until stdin ends."""
     rank, ranks, backend, store = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3]
     try:
-        import torch
-        import torch.distributed as distributed
-
-        device = f"cuda:{rank}" if backend == "nccl" else "cpu"
-        if backend == "nccl":
-            torch.cuda.set_device(rank)
-        distributed.init_process_group(backend, init_method=store, rank=rank, world_size=ranks)
+        torch, distributed, device = join(rank, ranks, backend, store)
     except Exception as error:
         _say({"error": f"{type(error).__name__}: {error}"[:300]})
         return
@@ -36,13 +30,27 @@ def main(arguments: list[str]) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            _say(_serve(torch, distributed, request, rank, ranks, device))
+            _say(serve(torch, distributed, request, rank, ranks, device))
         except Exception as error:
             _say({"error": f"{type(error).__name__}: {error}"[:300]})
     distributed.destroy_process_group()
 
 
-def _serve(torch: Any, distributed: Any, request: dict[str, Any], rank: int, ranks: int, device: str) -> dict[str, Any]:
+def join(rank: int, ranks: int, backend: str, store: str, device_index: int | None = None) -> tuple[Any, Any, str]:
+    """Becomes one of `ranks`: (torch, torch.distributed, device). `store` is file://PATH or tcp://HOST:PORT."""
+    import torch
+    import torch.distributed as distributed
+
+    index = rank if device_index is None else device_index
+    device = f"cuda:{index}" if backend == "nccl" else "cpu"
+    if backend == "nccl":
+        torch.cuda.set_device(index)
+    distributed.init_process_group(backend, init_method=store, rank=rank, world_size=ranks)
+    return torch, distributed, device
+
+
+def serve(torch: Any, distributed: Any, request: dict[str, Any], rank: int, ranks: int, device: str) -> dict[str, Any]:
+    """Times one collective, as every rank does together with the others."""
     call = _collective(torch, distributed, request["family"], int(request["num_bytes"]), rank, ranks, device)
     for _ in range(WARMUP_CALLS):
         one = _timed(torch, call, device)

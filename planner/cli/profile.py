@@ -16,6 +16,7 @@ app = typer.Typer(
 importers = typer.Typer(help="Turn published measurements into a profile.", no_args_is_help=True)
 app.add_typer(importers, name="import")
 app.command(epilog=profile_sources.ENGINE_EXAMPLE)(profile_sources.engine)
+app.command(epilog=profile_sources.LINK_EXAMPLE)(profile_sources.link)
 app.command(hidden=True)(profile_sources.worker)
 
 

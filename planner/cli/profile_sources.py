@@ -1,15 +1,16 @@
-"""`planner profile engine` measures a running engine from outside; `worker` is the far end of `--via`."""
+"""`planner profile engine` measures an engine from outside, `link` a link; `worker` is the far end of `--via`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from splitplan.planner.cli import output
 
+LINK_EXAMPLE = "Example: srun -N2 --ntasks-per-node=1 --gpus-per-task=1 planner profile link --at $FIRST_NODE:29400"
 ENGINE_EXAMPLE = "Example: planner profile engine --url http://127.0.0.1:8000 --gpu h100 --tp 2 -o points.csv"
 
 
@@ -47,6 +48,33 @@ def engine(
         output.print_json("engine-steps", {**document, "samples": [source.sample_document(item) for item in samples]})
     elif file is None:
         typer.echo(text, nl=False)
+
+
+def link(
+    at: Annotated[str, typer.Option(help="HOST:PORT of rank 0; default: as srun or torchrun say.")] = "",
+    rank: Annotated[int | None, typer.Option(help="0 on one host, 1 on the other; default: as srun says.")] = None,
+    backend: Annotated[Literal["nccl", "gloo"], typer.Option(help="nccl between GPUs, gloo over TCP.")] = "nccl",
+    json: output.JsonFlag = False,
+) -> None:
+    """Measure the link between two nodes; start it on both. Rank 0 prints what it reaches.
+
+    The figures belong in the fleet file, where they take the place of the catalog's.
+    """
+    from splitplan.profiler.pair import measure_pair, place_from_environment
+
+    place = place_from_environment(rank, at)
+    reading = measure_pair(place, backend)
+    if place.rank:
+        return
+    if json:
+        rows = zip(reading.sizes_bytes, reading.seconds, strict=True)
+        sizes = [{"num_bytes": num_bytes, "seconds": seconds} for num_bytes, seconds in rows]
+        figures = {"latency_s": reading.latency_s, "bytes_per_s": reading.bytes_per_s}
+        output.print_json("link", {"backend": backend, **figures, "sizes": sizes})
+        return
+    for num_bytes, seconds in zip(reading.sizes_bytes, reading.seconds, strict=True):
+        typer.echo(f"{num_bytes:>12,} bytes  {1e6 * seconds:12.1f} us  {num_bytes / seconds / 1e9:8.2f} GB/s")
+    typer.echo(f"{reading.bytes_per_s / 1e9:.2f} GB/s, first byte after {1e6 * reading.latency_s:.1f} us ({backend})")
 
 
 def worker(
