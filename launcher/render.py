@@ -20,7 +20,7 @@ from splitplan.launcher.engines.dynamo import DynamoEngine
 from splitplan.launcher.engines.mock import MockEngineAdapter
 from splitplan.launcher.engines.sglang import SglangEngine
 from splitplan.launcher.engines.vllm import VllmEngine
-from splitplan.launcher.targets import kubernetes, shell, slurm
+from splitplan.launcher.targets import groups, kubernetes, operators, pods, shell, slurm
 from splitplan.planner.plan import Plan, plan_hash
 
 
@@ -44,7 +44,7 @@ class LaunchOptions:
     ssh_config: str = ""
     remote_folder: str = ".splitplan"
     slurm: slurm.SlurmOptions = field(default_factory=slurm.SlurmOptions)
-    kubernetes: kubernetes.KubernetesOptions = field(default_factory=kubernetes.KubernetesOptions)
+    kubernetes: pods.KubernetesOptions = field(default_factory=pods.KubernetesOptions)
     addresses: Mapping[str, str] | None = None
     taken_ports: Mapping[str, set[int]] | None = None
     faults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of mock instances, by name
@@ -87,10 +87,18 @@ TARGETS: Mapping[str, TargetRenderer] = {
     "ssh": lambda cluster, engine, _: shell.render(cluster, engine),
     "slurm": lambda cluster, engine, options: slurm.render(cluster, engine, options.slurm),
     "kubernetes": lambda cluster, engine, options: kubernetes.render(cluster, engine, options.kubernetes),
+    "lws": lambda cluster, engine, options: groups.render_leader_worker_sets(cluster, engine, options.kubernetes),
+    "disaggregatedset": lambda cluster, engine, options: groups.render_disaggregated_set(
+        cluster, engine, options.kubernetes
+    ),
+    "dynamo": lambda cluster, engine, options: operators.render_dynamo(cluster, engine, options.kubernetes),
+    "kserve": lambda cluster, engine, options: operators.render_kserve(cluster, engine, options.kubernetes),
+    "llm-d": lambda cluster, engine, options: operators.render_llmd(cluster, engine, options.kubernetes),
+    "grove": lambda cluster, engine, options: operators.render_grove(cluster, engine, options.kubernetes),
 }
 """By name: what renders a placed cluster."""
 
-IN_PODS = frozenset({"kubernetes"})
+IN_PODS = frozenset({"kubernetes", "lws", "disaggregatedset", "dynamo", "kserve", "llm-d", "grove"})
 """Targets whose processes own their network address and listen on all of it."""
 
 

@@ -61,7 +61,7 @@ def launch(
     """
     from splitplan.launcher.inputs import check_inputs
     from splitplan.launcher.render import LaunchOptions
-    from splitplan.launcher.targets.kubernetes import KubernetesOptions
+    from splitplan.launcher.targets.pods import KubernetesOptions
     from splitplan.launcher.targets.slurm import SlurmOptions
     from splitplan.planner.plan import load_plan
 

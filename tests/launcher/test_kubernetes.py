@@ -11,7 +11,7 @@ import yaml
 from splitplan.catalogs.errors import LaunchError
 from splitplan.launcher.naming import dns_label, unique_labels
 from splitplan.launcher.render import LaunchOptions, render
-from splitplan.launcher.targets.kubernetes import KubernetesOptions, literal
+from splitplan.launcher.targets.pods import KubernetesOptions, literal
 from splitplan.planner.plan import Plan
 from tests.launcher.plans import HOSTILE, colocated_plan, combined_plan, hostile_plan, mixed_plan, pipelined_plan
 
@@ -33,8 +33,10 @@ def container(workload: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("make", [mixed_plan, colocated_plan, combined_plan, pipelined_plan, hostile_plan])
-@pytest.mark.parametrize("namespace", ["", "serving"])
+@pytest.mark.parametrize(
+    ("make", "namespace"),
+    [(mixed_plan, "serving"), (colocated_plan, ""), (combined_plan, ""), (pipelined_plan, ""), (hostile_plan, "")],
+)
 def test_every_object_is_valid_by_the_published_schema(make: Any, namespace: str) -> None:
     """Strict: an unknown key is an error."""
     options = LaunchOptions(
