@@ -112,7 +112,7 @@ def binding_in_words(question: Question, entry: Binding) -> str:
         column, _, place = what.rpartition(", ")
         full = [p for p in question.solution.placed if p.column == column and p.location == place.split(" at ")[0]]
         count = f"{full[0].instances} x " if full else ""
-        return f"{count}{column} at {place} run at their planned limit"
+        return f"{count}{column} at {place}: full first when load grows"
     if kind.startswith(("nic", "rack_uplink", "pod_uplink", "spine")):
         link = "the spine" if kind == "spine" else f"the {kind.replace('_', ' ')} of {what}"
         share = question.problem.options.network_utilisation

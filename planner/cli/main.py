@@ -17,6 +17,7 @@ from splitplan.planner.cli import (
     calibrate,
     catalog,
     destroy,
+    explain,
     fleet,
     launch,
     logs,
@@ -61,6 +62,7 @@ PLAN, CLUSTER, FACTS = "Plan", "Cluster", "Facts"  # panels of `planner --help`,
 
 app.command("solve", rich_help_panel=PLAN)(solve.solve)
 app.command("simulate", rich_help_panel=PLAN)(simulate.simulate)
+app.command("explain", rich_help_panel=PLAN)(explain.explain)
 app.command("launch", rich_help_panel=CLUSTER)(launch.launch)
 app.command("status", rich_help_panel=CLUSTER)(status.status)
 app.command("logs", rich_help_panel=CLUSTER)(logs.logs)

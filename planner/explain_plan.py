@@ -1,0 +1,170 @@
+"""Explanations of a saved plan: its question is built again, corrections included, and asked with one thing changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from splitplan.catalogs.errors import NoPlanError, Problem, SplitplanError, UsageError, nearest_names
+from splitplan.planner.explain import UNITS, Explanation, Question, Variant, about, explain
+from splitplan.planner.inputs import load_inputs
+from splitplan.planner.plan import Plan
+from splitplan.planner.program.solve import solve_program
+from splitplan.planner.program.types import Infeasible, ProgramInput
+from splitplan.planner.question import question_of
+from splitplan.planner.repair import Corrections
+from splitplan.planner.solve import prepare, rebuild
+from splitplan.planner.spec.slo import Target, format_slo
+
+EXTRA_TTFT_S = 0.050
+EXTRA_TPOT_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class PlanExplanation:
+    """What `planner explain` prints, and what stands behind it."""
+
+    question: Question
+    explanation: Explanation
+    notes: tuple[str, ...]
+
+
+def question_about(plan: Plan, *, with_targets: bool = True) -> Question:
+    """The program that the plan answers, solved again, and its neighbours under looser targets.
+
+    Raises InputError when model, fleet, workload or profiles have changed since, NoPlanError when the program has no
+    answer any more.
+    """
+    study, problem = rebuild(plan)
+    solution = solve_program(problem)
+    if isinstance(solution, Infeasible):
+        raise NoPlanError([Problem(reason.message, next_step=reason.next_step) for reason in solution.reasons])
+    variants = tuple(_looser_targets(plan, problem)) if with_targets else ()
+    return Question(problem, solution, variants, dict(study.columns.rejections.counts))
+
+
+def explain_plan(plan: Plan, component: str | None = None) -> PlanExplanation | tuple[str, ...]:
+    """The whole explanation, or the lines about one component. Raises UsageError for a name the plan does not know."""
+    question = question_about(plan, with_targets=component is None)
+    if component is not None:
+        lines = tuple(about(question, _column_or_place(plan, component)))
+        if not lines:
+            raise UsageError(_unknown(question, plan, component))
+        return lines
+    notes = []
+    gap = plan.usd_per_hour - question.solution.usd_per_hour
+    if abs(gap) > 1e-6:
+        notes.append(
+            f"the plan costs {plan.usd_per_hour:.2f} $/h, the program's own optimum "
+            f"{question.solution.usd_per_hour:.2f}: simulation preferred another variant, and the figures below speak "
+            "of the program's optimum"
+        )
+    return PlanExplanation(question, explain(question), tuple(notes))
+
+
+def _looser_targets(plan: Plan, problem: ProgramInput) -> list[Variant]:
+    """The same question with 50 ms more TTFT, and with 5 ms more TPOT."""
+    question = question_of(plan)
+    slo = load_inputs(question).slo
+    corrections = Corrections(dict(plan.corrections))
+    changes = [
+        (f"{1000 * EXTRA_TTFT_S:.0f} ms more TTFT", replace(slo, ttft=_raised(slo.ttft, EXTRA_TTFT_S))),
+        (f"{1000 * EXTRA_TPOT_S:.0f} ms more TPOT", replace(slo, tpot=_raised(slo.tpot, EXTRA_TPOT_S))),
+    ]
+    variants = []
+    for name, changed in changes:
+        if changed == slo:
+            continue
+        try:
+            study = prepare(load_inputs(replace(question, slo=format_slo(changed))))
+        except SplitplanError:  # looser targets of a plan that exists: nothing a user could mend
+            continue
+        columns = corrections.apply(study.problem.columns)
+        variants.append(Variant(name, replace(study.problem, columns=columns, options=problem.options)))
+    return variants
+
+
+def _raised(target: Target | None, seconds: float) -> Target | None:
+    return None if target is None else replace(target, seconds=target.seconds + seconds)
+
+
+def _column_or_place(plan: Plan, component: str) -> str:
+    """A pool or an instance is looked up by the GPUs it stands on: the program knows columns and places."""
+    for pool in plan.pools:
+        if component == pool.name:
+            return pool.gpu if pool.role not in ("prefill", "decode", "colocated") else pool.role
+        for instance in pool.instances:
+            if component == instance.name:
+                return instance.rack
+    return component
+
+
+def _unknown(question: Question, plan: Plan, component: str) -> Problem:
+    known = {
+        *(pool.name for pool in plan.pools),
+        *(instance.name for pool in plan.pools for instance in pool.instances),
+        *(placed.rack for placed in question.solution.placed),
+        *(placed.column for placed in question.solution.placed),
+        *question.problem.fleet.num_gpus,
+    }
+    near = nearest_names(component, sorted(known))
+    hint = f"did you mean {' or '.join(near)}?" if near else f"one of: {', '.join(sorted(known))}"
+    return Problem(f"the plan knows nothing of '{component}'", next_step=hint)
+
+
+def as_json(result: PlanExplanation) -> dict[str, Any]:
+    """The explanation as plain data."""
+    runner, explanation = result.explanation.runner_up, result.explanation
+    return {
+        "binding": list(explanation.binding),
+        "worth": [{"change": w.change, "gain": w.gain, "unit": w.unit} for w in explanation.worth],
+        "runner_up": None
+        if runner is None
+        else {
+            "without": runner.without,
+            "value": runner.value,
+            "more": runner.more,
+            "gpus": dict(runner.gpus),
+            "wins_when": list(runner.wins_when),
+        },
+        "unused": [
+            {
+                "gpu": u.gpu,
+                "reason": u.reason,
+                "usd_per_gpu_hour": u.price_usd_per_gpu_hour,
+                "enters_at_usd_per_gpu_hour": u.enters_at_usd_per_gpu_hour,
+            }
+            for u in explanation.unused
+        ],
+        "notes": list(result.notes),
+    }
+
+
+def as_text(result: PlanExplanation) -> list[str]:
+    """The explanation as lines for people."""
+    explanation, unit = result.explanation, UNITS[result.question.solution.objective]
+    lines = [*(f"Note      {note}" for note in result.notes)]
+    lines += _block("Binds", explanation.binding)
+    telling = [w for w in explanation.worth if w.gain > 1e-6]
+    silent = [w.change for w in explanation.worth if w.gain <= 1e-6]
+    lines += _block("Worth", [str(w) for w in telling] or ["nothing asked about would make the plan cheaper"])
+    if silent:
+        lines += _block("", [f"worth nothing now: {', '.join(silent)}"])
+    runner = explanation.runner_up
+    if runner is not None:
+        gpus = ", ".join(f"{count} {gpu}" for gpu, count in runner.gpus.items())
+        lines += _block(
+            "Runner-up", [f"without {runner.without}: {runner.value:.4g} ({runner.more:+.3g} {unit}), {gpus}"]
+        )
+        lines += _block("", [f"wins with {text}" for text in runner.wins_when])
+    for entry in explanation.unused:
+        enters = entry.enters_at_usd_per_gpu_hour
+        level = f"; used at {enters:.3g} $/GPU/h or less (now {entry.price_usd_per_gpu_hour:.3g})" if enters else ""
+        if enters is None and "worse" in entry.reason:
+            level = "; at no price of its own would it be used"
+        lines += _block("Unused" if entry is explanation.unused[0] else "", [f"{entry.gpu}: {entry.reason}{level}"])
+    return lines
+
+
+def _block(head: str, texts: tuple[str, ...] | list[str]) -> list[str]:
+    return [f"{head if number == 0 else '':9} {text}" for number, text in enumerate(texts)]
