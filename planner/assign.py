@@ -14,7 +14,7 @@ from itertools import pairwise
 from splitplan.catalogs.errors import Problem, SolverError
 from splitplan.planner.columns.column import ROLES, Column
 from splitplan.planner.plan import GpuSlot, Instance, Route
-from splitplan.planner.program.types import Flow, Placed, ProgramInput, ProgramSolution
+from splitplan.planner.program.types import Flow, Placed, ProgramInput, ProgramSolution, Running
 from splitplan.planner.routes import route_instances
 from splitplan.planner.spec.fleet import Node
 from splitplan.planner.topology import Location, fleet_locations
@@ -61,7 +61,7 @@ def assign(problem: ProgramInput, solution: ProgramSolution) -> Assignment:
     for location in fleet_locations(problem.fleet, solution.granularity):
         here = [placed for placed in solution.placed if placed.location == location.name]
         if here:
-            seats += _seat_location(location, here, columns, solution.flows)
+            seats += _seat_location(location, here, columns, solution.flows, problem.running)
     seats = _named(seats, solution)
     routes, loads = route_instances(problem, solution, seats)
     total = {role: sum(sum(seat.rate_req_per_s) for seat in seats if seat.column.role == role) for role in ROLES}
@@ -97,7 +97,6 @@ class _Room:
 
     free: list[Slot]
     nodes: tuple[Node, ...]
-    columns: list[str] = field(default_factory=list)
     roles_on_root: dict[tuple[str, int], list[str]] = field(default_factory=dict)
 
 
@@ -112,21 +111,73 @@ class _Group:
 
 
 def _seat_location(
-    location: Location, here: Sequence[Placed], columns: Mapping[str, Column], flows: Iterable[Flow]
+    location: Location,
+    here: Sequence[Placed],
+    columns: Mapping[str, Column],
+    flows: Iterable[Flow],
+    running: Iterable[Running],
 ) -> list[Seat]:
+    """What runs keeps its GPUs; the rest is placed around it, or everything anew where that does not fit."""
+    partners = _partners(flows, location.name)
+    kept = _kept_seats(location, here, columns, running)
+    around = _seat_around(location, here, columns, partners, kept)
+    if around is None and kept:
+        kept = []
+        around = _seat_around(location, here, columns, partners, kept)
+    if around is None:
+        raise SolverError(Problem(f"the instances planned for {location.name} do not fit its NVLink domains"))
+    return [*kept, *around]
+
+
+def _kept_seats(
+    location: Location, here: Sequence[Placed], columns: Mapping[str, Column], running: Iterable[Running]
+) -> list[Seat]:
+    """Running instances of planned columns on free GPUs of this location, no more than are planned."""
+    free = {slot for domain in location.domains for slot in domain.slots}
+    seats = []
+    for placed in here:
+        column, left = columns[placed.column], placed.instances
+        rates = tuple(rate / placed.instances for rate in placed.rate_req_per_s)
+        for entry in running:
+            fits = len(entry.slots) == column.num_gpus and free.issuperset(entry.slots)
+            if entry.column == column.name and left and fits:
+                free -= set(entry.slots)
+                left -= 1
+                size = column.num_gpus if _is_whole(column, location) else column.tensor_parallel
+                stages = tuple(entry.slots[at : at + size] for at in range(0, column.num_gpus, size))
+                seats.append(Seat("", column, location, stages, rates))
+    return seats
+
+
+def _is_whole(column: Column, location: Location) -> bool:
+    """Whether an instance sits in one NVLink domain, all stages together."""
+    return column.num_gpus <= max(domain.num_gpus for domain in location.domains)
+
+
+def _seat_around(
+    location: Location,
+    here: Sequence[Placed],
+    columns: Mapping[str, Column],
+    partners: Mapping[str, set[str]],
+    kept: Sequence[Seat],
+) -> list[Seat] | None:
     by_name = {node.name: node for node in location.nodes}
+    taken = {slot for seat in kept for slot in seat.slots}
     rooms = []
     for domain in location.domains:
-        names = dict.fromkeys(node for node, _ in domain.slots)
-        rooms.append(_Room(list(domain.slots), tuple(by_name[name] for name in names)))
-    groups = _groups(location, here, columns)
-    partners = _partners(flows, location.name)
+        nodes = tuple(by_name[name] for name in dict.fromkeys(node for node, _ in domain.slots))
+        room = _Room([slot for slot in domain.slots if slot not in taken], nodes)
+        for seat in kept:
+            for root in dict.fromkeys(_root_of(slot, nodes) for slot in seat.slots if slot in domain.slots):
+                room.roles_on_root.setdefault(root, []).append(seat.column.role)
+        rooms.append(room)
+    groups = _groups(location, here, columns, kept)
     chosen = _choose_rooms(groups, rooms, partners)
     if chosen is None:
-        raise SolverError(Problem(f"the instances planned for {location.name} do not fit its NVLink domains"))
+        return None
     stages: dict[int, list[tuple[Slot, ...]]] = {}
-    for group, room in zip(groups, chosen, strict=True):
-        stages.setdefault(group.instance, []).append(_take(rooms[room], group))
+    for group, number in zip(groups, chosen, strict=True):
+        stages.setdefault(group.instance, []).append(_take(rooms[number], group))
     first = {group.instance: group for group in reversed(groups)}
     return [
         Seat("", first[number].column, location, tuple(stages[number]), first[number].rate_req_per_s)
@@ -134,16 +185,17 @@ def _seat_location(
     ]
 
 
-def _groups(location: Location, here: Sequence[Placed], columns: Mapping[str, Column]) -> list[_Group]:
-    """Groups of GPUs, the largest first; stages of one instance stay next to each other."""
-    widest = max(domain.num_gpus for domain in location.domains)
+def _groups(
+    location: Location, here: Sequence[Placed], columns: Mapping[str, Column], kept: Sequence[Seat]
+) -> list[_Group]:
+    """Groups of GPUs still to place, the largest first; stages of one instance stay next to each other."""
     groups, number = [], 0
     for placed in here:
         column = columns[placed.column]
-        whole = column.num_gpus <= widest
+        whole = _is_whole(column, location)
         size, count = (column.num_gpus, 1) if whole else (column.tensor_parallel, column.pipeline_parallel)
         rates = tuple(rate / placed.instances for rate in placed.rate_req_per_s)
-        for _ in range(placed.instances):
+        for _ in range(placed.instances - sum(seat.column.name == placed.column for seat in kept)):
             groups += [_Group(column, number, size, rates)] * count
             number += 1
     return sorted(groups, key=lambda group: -group.size)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from splitplan.catalogs.errors import NoPlanError, Problem, SplitplanError, UsageError, nearest_names
+from splitplan.planner.diff import where
 from splitplan.planner.explain import UNITS, Explanation, Question, Variant, about, explain
 from splitplan.planner.inputs import load_inputs
 from splitplan.planner.plan import Plan
@@ -47,7 +48,7 @@ def explain_plan(plan: Plan, component: str | None = None) -> PlanExplanation | 
     """The whole explanation, or the lines about one component. Raises UsageError for a name the plan does not know."""
     question = question_about(plan, with_targets=component is None)
     if component is not None:
-        lines = tuple(about(question, _column_or_place(plan, component)))
+        lines = (*_plan_lines(plan, component), *(f"program: {line}" for line in about(question, component)))
         if not lines:
             raise UsageError(_unknown(question, plan, component))
         return lines
@@ -88,15 +89,22 @@ def _raised(target: Target | None, seconds: float) -> Target | None:
     return None if target is None else replace(target, seconds=target.seconds + seconds)
 
 
-def _column_or_place(plan: Plan, component: str) -> str:
-    """A pool or an instance is looked up by the GPUs it stands on: the program knows columns and places."""
+def _plan_lines(plan: Plan, component: str) -> list[str]:
+    """What the plan itself says of a pool, instance, role, GPU type, rack or node."""
+    lines = []
     for pool in plan.pools:
-        if component == pool.name:
-            return pool.gpu if pool.role not in ("prefill", "decode", "colocated") else pool.role
+        whole = component in (pool.name, pool.role, pool.gpu)
         for instance in pool.instances:
-            if component == instance.name:
-                return instance.rack
-    return component
+            if not whole and component not in (instance.name, instance.rack, *(slot.node for slot in instance.gpus)):
+                continue
+            feeds = [f"{r.decode} ({r.path})" for r in plan.routes if r.prefill == instance.name]
+            feeds += [f"{r.prefill} ({r.path})" for r in plan.routes if r.decode == instance.name]
+            partners = f"; KV with {', '.join(feeds)}" if feeds else ""
+            lines.append(
+                f"{instance.name} of {pool.name} on {where(instance)}: {100 * instance.share:.0f} % of {pool.role}, "
+                f"{100 * pool.utilisation:.0f} % of its planned time{partners}"
+            )
+    return lines
 
 
 def _unknown(question: Question, plan: Plan, component: str) -> Problem:

@@ -16,12 +16,16 @@ from splitplan.planner.cli import (
     bench,
     calibrate,
     catalog,
+    compare,
     destroy,
+    diff,
     explain,
     fleet,
+    frontier,
     launch,
     logs,
     profile,
+    replan,
     simulate,
     solve,
     status,
@@ -63,6 +67,10 @@ PLAN, CLUSTER, FACTS = "Plan", "Cluster", "Facts"  # panels of `planner --help`,
 app.command("solve", rich_help_panel=PLAN)(solve.solve)
 app.command("simulate", rich_help_panel=PLAN)(simulate.simulate)
 app.command("explain", rich_help_panel=PLAN)(explain.explain)
+app.command("diff", rich_help_panel=PLAN)(diff.diff)
+app.command("replan", rich_help_panel=PLAN)(replan.replan)
+app.command("compare", rich_help_panel=PLAN)(compare.compare)
+app.command("frontier", rich_help_panel=PLAN)(frontier.frontier)
 app.command("launch", rich_help_panel=CLUSTER)(launch.launch)
 app.command("status", rich_help_panel=CLUSTER)(status.status)
 app.command("logs", rich_help_panel=CLUSTER)(logs.logs)

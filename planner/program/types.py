@@ -71,6 +71,7 @@ class Running:
     column: str
     node: str
     instances: int = 1
+    slots: tuple[tuple[str, int], ...] = ()  # (node, GPU index) of a single instance, stage after stage
 
 
 @dataclass(frozen=True, slots=True)

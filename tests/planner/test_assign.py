@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from splitplan.planner.assign import Assignment, assign
 from splitplan.planner.program.solve import solve_program
-from splitplan.planner.program.types import ProgramInput, ProgramSolution
+from splitplan.planner.program.types import ProgramInput, ProgramSolution, Running
 from splitplan.planner.routes import overloaded_links
 from splitplan.planner.topology import free_indices, rack_hosts
 from tests.planner.program.fleets import (
@@ -156,3 +156,27 @@ def test_names_and_shares_follow_the_roles() -> None:
     assert sorted(names) == ["decode-0", "decode-1", "prefill-0", "prefill-1", "prefill-2"]
     assert sum(i.share for i in result.instances["decode a100-sxm-80 tp1"]) == pytest.approx(1.0)
     assert sum(route.share for route in result.routes) == pytest.approx(1.0)
+
+
+def test_running_instances_keep_their_gpus() -> None:
+    """Two TP2 instances run on GPUs 1, 2 and 5, 6; the third is placed around them, and a foreign shape is ignored."""
+    column = a_column("colocated", tp=2, work=[0.5])
+    slots = [(("n0", 1), ("n0", 2)), (("n0", 5), ("n0", 6)), (("n0", 0),)]
+    running = tuple(Running(column.name, "n0", 1, slot) for slot in slots)
+    problem = replace(a_problem(a_fleet([a_rack("r0", [a_node("n0")])]), [column], [6.0]), running=running)
+    solution, result = assigned(problem)
+    gpus = [tuple((slot.node, slot.index) for slot in i.gpus) for i in result.instances[column.name]]
+    assert gpus[:2] == slots[:2]
+    assert len(gpus) == 3
+    check_assignment(problem, solution, result)
+
+
+def test_everything_is_placed_anew_when_what_runs_is_in_the_way() -> None:
+    """A TP1 instance sits in the middle of four GPUs of which a TP4 needs all: it moves."""
+    small, large = a_column("prefill", tp=1, work=[0.1]), a_column("decode", tp=4, work=[0.1])
+    nodes = [a_node("n0", num_gpus=8, nvlink_domain_gpus=4, gpus_in_use=(4, 5, 6))]
+    running = (Running(small.name, "n0", 1, (("n0", 1),)),)
+    problem = replace(a_problem(a_fleet([a_rack("r0", nodes)]), [small, large], [10.0]), running=running)
+    solution, result = assigned(problem)
+    assert [slot.index for slot in result.instances[small.name][0].gpus] == [7]
+    check_assignment(problem, solution, result)
