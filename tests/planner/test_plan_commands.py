@@ -62,7 +62,7 @@ def test_a_plan_does_not_differ_from_itself(plan: Plan) -> None:
 
 
 def test_replan_keeps_what_runs_and_orders_the_moves(plan: Plan) -> None:
-    """For the same load nothing moves; for four times the load everything that runs stays and only starts are needed."""
+    """For the same load nothing moves; for four times as much everything that runs stays, and others start."""
     same = replan(plan, Wanted(), effort=QUICK)
     assert same.moves == ()
     assert [c for c in diff_plans(plan, same.plan) if c.sign != "~"] == []
