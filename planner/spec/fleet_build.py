@@ -16,7 +16,7 @@ from splitplan.planner.spec.fleet_prices import price_tiers
 from splitplan.planner.spec.fleet_quick import quick_racks
 from splitplan.planner.spec.fleet_schema import PRICE_KINDS, FleetFile
 from splitplan.planner.spec.fleet_write import document_of
-from splitplan.planner.spec.reading import Reading, bytes_per_s_of
+from splitplan.planner.spec.reading import Reading, bytes_per_s_of, check_kind
 from splitplan.planner.spec.shipped import file_of
 
 
@@ -33,6 +33,7 @@ def build_fleet(document: Document, price_kind: str = "on_demand") -> Fleet:
         raise UsageError(
             Problem(f"unknown price kind '{shorten(price_kind)}'", expected=", ".join(PRICE_KINDS), next_step=hint)
         )
+    check_kind(document, "Fleet")
     file = validate(document, FleetFile)
     reading = Reading(document)
     if bool(file.gpus) == bool(file.racks):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from splitplan.catalogs.documents import Document, KeyPath, dotted
-from splitplan.catalogs.errors import DocumentError, Problem, SplitplanError
+from splitplan.catalogs.errors import DocumentError, Problem, SplitplanError, nearest_names, shorten
 from splitplan.catalogs.gpus import Gpu, find_gpu
 from splitplan.catalogs.links import Link, find_link
 from splitplan.planner.spec.names import expand_names
@@ -24,6 +24,14 @@ def bytes_per_s_of(gbit_per_s: float) -> float:
 def gbit_per_s_of(bytes_per_s: float) -> float:
     """The inverse of `bytes_per_s_of`."""
     return bytes_per_s / BYTES_PER_GBIT
+
+
+def check_kind(document: Document, kind: str) -> None:
+    """Raise DocumentError when the file says that it is something else: its other keys then say nothing."""
+    found = document.data.get("kind")
+    if found is not None and found != kind:
+        near = f"write `kind: {kind}`" if nearest_names(str(found), [kind]) else f"give a {kind} file here"
+        raise DocumentError(document.problem(("kind",), f"is {shorten(repr(found), 40)}", f"'{kind}'", near))
 
 
 @dataclass

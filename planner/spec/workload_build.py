@@ -15,7 +15,7 @@ from splitplan.catalogs.documents import Document, KeyPath, read_document, valid
 from splitplan.catalogs.errors import DocumentError, InputError, Problem, SplitplanError, shorten
 from splitplan.planner.spec.forms import form_lengths, is_form
 from splitplan.planner.spec.length_rows import LengthRows, joined, rows_of_file
-from splitplan.planner.spec.reading import Reading
+from splitplan.planner.spec.reading import Reading, check_kind
 from splitplan.planner.spec.shipped import file_of
 from splitplan.planner.spec.slo import Slo, parse_slo
 from splitplan.planner.spec.trace.read import read_trace
@@ -68,6 +68,7 @@ def is_description(path: Path) -> bool:
 
 def build_workload(document: Document, rate_req_per_s: float | None = None) -> Workload:
     """Check a parsed Workload file and build the workload. Raises DocumentError with every problem."""
+    check_kind(document, "Workload")
     file = validate(document, WorkloadFile)
     reading = Reading(document)
     ways = [name for name in ("lengths", "classes", "trace") if getattr(file, name)]

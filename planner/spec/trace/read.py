@@ -77,20 +77,24 @@ def _opened(path: str | Path) -> Iterator[BinaryIO]:
     """The bytes of a file, unzipped where needed; every way reading can fail becomes a DocumentError."""
     where = str(path)
     try:
-        with open(path, "rb") as handle:
-            zipped = handle.read(2) == b"\x1f\x8b"
-            handle.seek(0)
-            if not zipped:
-                yield handle
-                return
-            with gzip.open(handle) as unzipped:
-                yield cast(BinaryIO, unzipped)
+        handle = open(path, "rb")  # noqa: SIM115 (closed below; errors of opening are told apart from those of reading)
     except FileNotFoundError:
         raise DocumentError(Problem("no such trace", where, next_step="check the path")) from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DocumentError(Problem(f"damaged gzip file: {error}", where, next_step="copy the file again")) from None
     except (OSError, ValueError) as error:
         raise DocumentError(Problem(f"cannot read trace: {error}", where)) from None
+    with handle:
+        try:
+            zipped = handle.read(2) == b"\x1f\x8b"
+            handle.seek(0)
+            if zipped:
+                with gzip.open(handle) as unzipped:
+                    yield cast(BinaryIO, unzipped)
+            else:
+                yield handle
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DocumentError(Problem(f"damaged gzip file: {error}", where, next_step="copy it again")) from None
+        except OSError as error:
+            raise DocumentError(Problem(f"cannot read trace: {error.strerror or error}", where)) from None
 
 
 def _blocks(

@@ -172,6 +172,14 @@ def test_mistakes_name_file_line_key_and_what_was_expected(text: str, message: s
     assert any(message in problem for problem in problems_of(text)), problems_of(text)
 
 
+@pytest.mark.parametrize(("kind", "hint"), [("Workload", "give a Fleet file here"), ("fleet", "write `kind: Fleet`")])
+def test_another_kind_of_file_is_one_problem(kind: str, hint: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        build_fleet(parse_document(f"kind: {kind}\nversion: 1\nname: x\nlengths: {{}}\n", "x.yaml"))
+    assert len(caught.value.problems) == 1
+    assert hint in str(caught.value)
+
+
 def test_several_mistakes_are_reported_in_one_go() -> None:
     assert len(problems_of(one_rack("gpu: h1000, nics: {link: xyz}") + "      - {gpu: a1000}\n")) == 3
 
