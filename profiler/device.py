@@ -6,8 +6,11 @@ stub library in its place. Nothing here changes a setting of a device.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
+import re
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,6 +160,25 @@ class CpuDevice:
     def state(self) -> DeviceState:
         """The mean clock over the cores, where the kernel reports one."""
         return DeviceState(clock_mhz=_cpu_clock_mhz(self._root))
+
+
+class DeviceLock:
+    """One measurement at a time on a device: two would time each other. Let go of with the process at the latest."""
+
+    def __init__(self, uuid: str, folder: Path | None = None) -> None:
+        name = re.sub(r"[^A-Za-z0-9-]", "-", uuid)
+        path = (folder or Path(tempfile.gettempdir())) / f"splitplan-{name}.lock"
+        self._handle = open(path, "a", encoding="utf-8")  # noqa: SIM115 (lives as long as the lock)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._handle.close()
+            problem = Problem(f"{uuid} is being measured already", str(path), next_step="wait for the other run")
+            raise ProfileError(problem) from None
+
+    def close(self) -> None:
+        """Lets the next one measure."""
+        self._handle.close()
 
 
 def is_throttled(before: DeviceState, after: DeviceState, allowed_drop: float = 0.10) -> bool:

@@ -75,8 +75,11 @@ class RowFile:
                 raise ProfileError(_already_there(path))
             self.rows = read_rows(path)
             _drop_torn_end(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115 (lives as long as the object)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._handle: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115 (lives as long as the object)
+        except OSError as error:
+            raise ProfileError(Problem(f"cannot be written: {error.strerror}", str(path))) from None
         _lock(self._handle, path)
 
     def append(self, row: Row) -> None:

@@ -16,7 +16,7 @@ from splitplan.catalogs.gpus import Gpu, find_gpu, load_gpus
 from splitplan.catalogs.models import Model, find_model
 from splitplan.profiler import nixl_source
 from splitplan.profiler.collectives import CollectiveRunner
-from splitplan.profiler.device import CpuDevice, CudaDevice, Device, read_gpus
+from splitplan.profiler.device import CpuDevice, CudaDevice, Device, DeviceLock, read_gpus
 from splitplan.profiler.measure import Outcome, Progress, measure_plan
 from splitplan.profiler.nixl_source import NixlRunner
 from splitplan.profiler.points import MeasurementPlan, Request, make_plan
@@ -129,7 +129,7 @@ def measure_device(
 
 def rows_path_of(path: Path) -> Path:
     """`h100.npz` keeps its rows in `h100.rows.jsonl`."""
-    return path.with_suffix(".rows.jsonl")
+    return path.with_name(path.name.removesuffix(".npz") + ".rows.jsonl")
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
@@ -217,14 +217,18 @@ def _open_cuda(device: str, gpu_name: str) -> Bench:
 
 
 def _gpu_bench(torch: Any, device: CudaDevice, gpu: Gpu, index: int, host_gpus: int) -> Bench:
-    from splitplan.profiler import gpu_operations
-
+    try:
+        from splitplan.profiler import gpu_check, gpu_operations
+    except ImportError:
+        raise MissingExtraError("measuring a GPU", "gpu") from None
+    lock = DeviceLock(device.identity.uuid)
     torch.cuda.set_device(index)
+    gpu_check.check_attention(torch, f"cuda:{index}", torch.bfloat16)
     collectives = {ranks: CollectiveRunner(ranks, "nccl") for ranks in _powers_of_two(host_gpus) if ranks > 1}
     workbench = gpu_operations.GpuWorkbench(torch, f"cuda:{index}", gpu.l2_bytes)
     other = f"cuda:{(index + 1) % host_gpus}" if host_gpus > 1 else f"cuda:{index}"
     nixl = NixlRunner(torch, f"cuda:{index}", other)
-    operations = OperationRunner(device, CudaTimer(torch, gpu.l2_bytes), workbench)
+    operations = OperationRunner(device, CudaTimer(torch), workbench)
     return Bench(
         gpu=gpu,
         device=device,
@@ -232,11 +236,11 @@ def _gpu_bench(torch: Any, device: CudaDevice, gpu: Gpu, index: int, host_gpus: 
         rates=rates_of(gpu),
         provenance=device_provenance(device, torch, "own kernels", *kernel_sources()),
         host_gpus=host_gpus,
-        close=partial(_close, (*collectives.values(), nixl)),
+        close=partial(_close, (*collectives.values(), nixl, lock)),
     )
 
 
-def _close(runners: Sequence[CollectiveRunner | NixlRunner]) -> None:
+def _close(runners: Sequence[CollectiveRunner | NixlRunner | DeviceLock]) -> None:
     for runner in runners:
         runner.close()
 

@@ -73,28 +73,23 @@ class CpuTimer:
 class CudaTimer:
     """Timing on a CUDA stream with events; short operations also from a CUDA graph, as engines replay them.
 
-    Cold data is the operation's business (it rotates through more than the L2 holds); with `rotations` = 1 the L2 is
-    flushed between calls by writing a buffer of twice its size, outside the timed span.
+    Cold data is the operation's business: its buffers rotate through several times what the L2 holds, in the graph too,
+    which holds one call for each set of buffers.
     """
 
-    def __init__(self, torch: Any, l2_bytes: int, *, graph_below_s: float = 1e-3) -> None:
+    def __init__(
+        self, torch: Any, *, graph_below_s: float = 1e-3, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._torch = torch
         self._graph_below_s = graph_below_s
-        self._flush = torch.empty(max(2 * l2_bytes, 1 << 20) // 4, dtype=torch.int32, device="cuda")
+        self._clock = clock
 
     def measure(self, call: Call, effort: Effort, *, rotations: int = 1) -> Timing:
         """Eager timing of each call; when it is shorter than `graph_below_s`, the graph's time is the answer."""
-        torch = self._torch
-        start, seconds_per_call = time.perf_counter(), 0.0
-        calls = 0
-        while calls < 1 or (time.perf_counter() - start < effort.warmup_s and calls < effort.max_repetitions):
-            call(calls)
-            calls += 1
-            torch.cuda.synchronize()
-            seconds_per_call = (time.perf_counter() - start) / calls
+        seconds_per_call = self._warm_up(call, effort)
         wanted = int(effort.repeat_s / max(seconds_per_call, 1e-6))
         repetitions = min(max(wanted, effort.min_repetitions), effort.max_repetitions, 1000)
-        eager = summarise(self._eager(call, repetitions, flush=rotations == 1))
+        eager = summarise(self._eager(call, repetitions))
         if eager.median_s > self._graph_below_s:
             return eager
         graph = self._from_graph(call, effort, max(rotations, 2))
@@ -103,14 +98,23 @@ class CudaTimer:
         overhead_s = max(eager.median_s - graph.median_s, 0.0)
         return Timing(graph.median_s, graph.p20_s, graph.p80_s, graph.repetitions, "graph", overhead_s)
 
-    def _eager(self, call: Call, repetitions: int, *, flush: bool) -> list[float]:
+    def _warm_up(self, call: Call, effort: Effort) -> float:
+        """Calls for `warmup_s`, at least once; returns seconds per call by the wall clock."""
+        start, calls = self._clock(), 0
+        while True:
+            call(calls)
+            calls += 1
+            self._torch.cuda.synchronize()
+            elapsed_s = self._clock() - start
+            if elapsed_s >= effort.warmup_s or calls >= effort.max_repetitions:
+                return elapsed_s / calls
+
+    def _eager(self, call: Call, repetitions: int) -> list[float]:
         torch = self._torch
         events = [
             (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repetitions)
         ]
         for index, (before, after) in enumerate(events):
-            if flush:
-                self._flush.random_(0, 1 << 30)
             before.record()
             call(index)
             after.record()
@@ -118,7 +122,10 @@ class CudaTimer:
         return [before.elapsed_time(after) / 1e3 for before, after in events]
 
     def _from_graph(self, call: Call, effort: Effort, calls_per_graph: int) -> Timing | None:
-        """Seconds per call when `calls_per_graph` calls, each on its own buffers, are replayed as one graph."""
+        """Seconds per call when `calls_per_graph` calls, each on its own buffers, are replayed as one graph.
+
+        The percentiles are of whole graphs: the spread between single calls is averaged out.
+        """
         torch = self._torch
         graph = torch.cuda.CUDAGraph()
         try:
@@ -130,9 +137,9 @@ class CudaTimer:
             return None
         graph.replay()
         torch.cuda.synchronize()
-        one = self._eager(lambda _: graph.replay(), 1, flush=False)[0]
+        one = self._eager(lambda _: graph.replay(), 1)[0]
         replays = min(max(int(effort.repeat_s / max(one, 1e-6)), effort.min_repetitions), 200)
-        timing = summarise([s / calls_per_graph for s in self._eager(lambda _: graph.replay(), replays, flush=False)])
+        timing = summarise([s / calls_per_graph for s in self._eager(lambda _: graph.replay(), replays)])
         return Timing(timing.median_s, timing.p20_s, timing.p80_s, replays * calls_per_graph, "graph")
 
 

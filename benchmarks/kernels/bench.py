@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from splitplan.catalogs.errors import ProfileError, SplitplanError
+from splitplan.catalogs.errors import SplitplanError
 from splitplan.profiler.device import Device, is_throttled
 from splitplan.profiler.points import Point, make_point
 from splitplan.profiler.rates import work
@@ -179,33 +179,6 @@ def line(result: Result) -> str:
     return text + ("  (throttled)" if result.throttled else "")
 
 
-def check_correct(torch: Any, device: str, dtype: Any) -> None:
-    """Prefill and decode attention on this very device against float64; ProfileError where wrong."""
-    from splitplan.kernels import reference
-    from splitplan.kernels.decode import decode_attention
-    from splitplan.kernels.prefill import prefill_attention
-
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int) -> Any:
-        return torch.randn(shape, generator=generator).to(dtype)
-
-    query, key, value = random(70, 4, 128), random(103, 2, 128), random(103, 2, 128)
-    starts = [torch.tensor([0, n], dtype=torch.int32, device=device) for n in (70, 103)]
-    got = prefill_attention(*(tensor.to(device) for tensor in (query, key, value)), *starts, 70)
-    error = (got.cpu().double() - reference.attention(query, key, value, 33)).abs().max()
-    if error > reference.attention_bound(query, key, value):
-        raise ProfileError(f"prefill attention is off by {error:.2g}")
-    caches = [tensor[:96].view(6, 16, 2, 128).to(device) for tensor in (key, value)]
-    table = torch.tensor([[3, 0, 5, 1]], dtype=torch.int32, device=device)
-    length = torch.tensor([61], dtype=torch.int32, device=device)
-    got = decode_attention(query[:1].to(device), *caches, table, length, 61)
-    rows = [reference.paged(cache.cpu(), table[0].cpu(), 61) for cache in caches]
-    error = (got.cpu().double() - reference.attention(query[:1], *rows, 60)).abs().max()
-    if error > reference.attention_bound(query[:1], *rows):
-        raise ProfileError(f"decode attention is off by {error:.2g}")
-
-
 def main() -> int:
     """Measures everything on the first GPU, or says why not."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -226,11 +199,12 @@ def measure(output: Path | None) -> int:
 
     device = CudaDevice(0)
     torch = session.import_torch()
+    from splitplan.profiler.gpu_check import check_attention
     from splitplan.profiler.gpu_operations import GpuWorkbench
 
     gpu = session.gpu_of_reading(device.reading.name)
-    check_correct(torch, "cuda:0", torch.bfloat16)
-    workbench, timer = GpuWorkbench(torch, "cuda:0", gpu.l2_bytes), CudaTimer(torch, gpu.l2_bytes)
+    check_attention(torch, "cuda:0", torch.bfloat16)
+    workbench, timer = GpuWorkbench(torch, "cuda:0", gpu.l2_bytes), CudaTimer(torch)
     limits = ceilings(torch, workbench, timer)
     copy, product = limits["copy"] / 1e9, limits["matmul"] / 1e12
     print(f"{device.reading.name}: copy {copy:.0f} GB/s, bf16 product {product:.0f} TFLOP/s")

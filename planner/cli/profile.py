@@ -72,7 +72,7 @@ def profile(
     if via:
         shown.profile_fleet(via, fleet, options, file or Path("profiles"), image, dry_run=dry_run, as_json=json)
         return
-    with shown.progress_bar() as show:
+    with shown.progress_bar() as show, shown.interruptible():
         measured = session.measure_device(device, options, file, gpu_name=gpu, resume=resume, show=show)
     if json:
         output.print_json("profile-run", shown.measured_document(measured))

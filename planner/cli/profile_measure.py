@@ -41,6 +41,16 @@ def progress_bar() -> Iterator[Callable[[Progress], None]]:
         yield show
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C loses nothing: says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        output.note("stopped; the same command with --resume measures what is missing")
+        raise typer.Exit(1) from None
+
+
 def plan_document(gpu: str, plan: MeasurementPlan) -> dict[str, Any]:
     """A plan of points as JSON data."""
     return {

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from splitplan.catalogs.errors import ProfileError
+
 SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "kernels" / "bench.py"
 
 
@@ -47,11 +49,23 @@ def test_shares_are_of_the_ceiling_and_goals_are_judged(bench: ModuleType) -> No
     assert "FASTER" in text
 
 
+def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch (extra gpu)")
+    pytest.importorskip("triton", reason="needs triton (extra gpu)")
+    from splitplan.profiler import gpu_check
+
+    right = gpu_check.decode_attention
+    monkeypatch.setattr(gpu_check, "decode_attention", lambda *arguments: right(*arguments) * 1.01)
+    with pytest.raises(ProfileError, match="decode attention is off"):
+        gpu_check.check_attention(torch, "cpu", torch.float16)
+
+
 def test_every_case_computes_and_is_timed(bench: ModuleType) -> None:
     """All kernels through the interpreter at a 64th of the size, with a timer that only calls."""
     torch = pytest.importorskip("torch", reason="needs torch (extra gpu)")
     pytest.importorskip("triton", reason="needs triton (extra gpu)")
     from splitplan.profiler.device import CpuDevice
+    from splitplan.profiler.gpu_check import check_attention
     from splitplan.profiler.gpu_operations import GpuWorkbench
     from splitplan.profiler.timer import Timing
 
@@ -61,7 +75,7 @@ def test_every_case_computes_and_is_timed(bench: ModuleType) -> None:
             return Timing(2e-3, 2e-3, 2e-3, 1)
 
     workbench, device = GpuWorkbench(torch, "cpu", 1 << 12), CpuDevice()
-    bench.check_correct(torch, "cpu", torch.float16)
+    check_attention(torch, "cpu", torch.float16)
     limits = bench.ceilings(torch, workbench, OneCall(), small=True)
     results = [
         bench.run(case, limits[case.bound], OneCall(), device) for case in bench.cases(torch, workbench, small=True)

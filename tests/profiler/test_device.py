@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from splitplan.catalogs.errors import ProfileError
-from splitplan.profiler.device import CpuDevice, CudaDevice, read_gpus
+from splitplan.profiler.device import CpuDevice, CudaDevice, DeviceLock, read_gpus
 
 STUB_SOURCE = Path(__file__).parent / "nvml_stub.c"
 
@@ -126,6 +126,15 @@ def test_a_cpu_that_reports_nothing_still_has_an_identity(tmp_path: Path) -> Non
     cpu = CpuDevice(tmp_path)
     assert cpu.identity.uuid.startswith("cpu-")
     assert cpu.state().clock_mhz is None
+
+
+def test_a_device_is_measured_by_one_run_at_a_time(tmp_path: Path) -> None:
+    first = DeviceLock("GPU-1", tmp_path)
+    with pytest.raises(ProfileError, match="GPU-1 is being measured"):
+        DeviceLock("GPU-1", tmp_path)
+    DeviceLock("GPU-2", tmp_path).close()
+    first.close()
+    DeviceLock("GPU-1", tmp_path).close()
 
 
 @pytest.fixture(scope="module")
