@@ -340,6 +340,7 @@ def _profile_rows() -> list[Row]:
 
 
 def _profile_facts(name: str) -> list[Fact]:
+    from splitplan.profiler.describe import PRECEDENCE, describe
     from splitplan.profiler.store import find_profile
 
     gpu, _, engine = name.partition("/")
@@ -347,7 +348,11 @@ def _profile_facts(name: str) -> list[Fact]:
     return [
         Fact("gpu", profile.gpu),
         Fact("engine", f"{profile.engine} {profile.engine_version}"),
-        *(Fact(f"rows ({family})", len(table)) for family, table in profile.tables.items()),
+        *(
+            Fact(table.family, f"{table.num_rows:,} rows", "", "; ".join(f"{k} {v}" for k, v in table.columns.items()))
+            for table in describe(profile)
+        ),
+        Fact("precedence", PRECEDENCE),
         *(Fact(key, value) for key, value in profile.provenance.items()),
         Fact("content_hash", profile.content_hash),
         *(Fact("note", note) for note in profile.notes),

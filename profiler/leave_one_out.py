@@ -63,14 +63,21 @@ def leave_values_out(profile: Profile, gpu: Gpu, family: str, axis: str) -> Held
     return _held_out(table, parts)
 
 
-def leave_points_out(profile: Profile, gpu: Gpu, family: str, axis: str, *, passes: int = 10, seed: int = 0) -> HeldOut:
-    """Errors when one point is missing from each line (GEMM) or each grid (attention, MLA), drawn anew in each pass."""
+def leave_points_out(
+    profile: Profile, gpu: Gpu, family: str, axis: str, *, passes: int = 10, limit: int = 0, seed: int = 0
+) -> HeldOut:
+    """Errors when one point is missing from each line (GEMM) or each grid (attention, MLA), drawn anew in each pass.
+
+    `limit` > 0 keeps so many of the lines, drawn once.
+    """
     table = profile.tables[family]
     interior = np.flatnonzero(_inside_its_line(table, axis))
     inner = take(table, interior)
-    fixed = ("dtype", "n", "k") if family == "gemm" else _FIXED[family]
-    groups = list(_groups(inner, fixed))
+    fixed = ("dtype", "n", "k") if family == "gemm" else FIXED[family]
+    groups = list(groups_of(inner, fixed))
     rng = np.random.default_rng(seed)
+    if limit and len(groups) > limit:
+        groups = [groups[i] for i in np.sort(rng.choice(len(groups), limit, replace=False))]
     parts = []
     for _ in range(passes):
         rows = np.sort(interior[[group[rng.integers(len(group))] for group in groups]])
@@ -101,13 +108,13 @@ def take(table: OpTable, rows: NDArray[np.intp]) -> OpTable:
 def predict(ops: OpTimes, family: str, wanted: OpTable) -> FloatArray:
     """Seconds for each row of `wanted`, by the same calls a step model makes."""
     seconds = np.empty(len(wanted))
-    for rows in _groups(wanted, _FIXED[family]):
+    for rows in groups_of(wanted, FIXED[family]):
         part = take(wanted, rows)
         seconds[rows] = _ask(ops, family, part)
     return seconds
 
 
-_FIXED: Mapping[str, tuple[str, ...]] = {
+FIXED: Mapping[str, tuple[str, ...]] = {
     "gemm": ("dtype",),
     "prefill_attention": ("kv_dtype", "head_dim", "window", "heads", "kv_heads"),
     "decode_attention": ("kv_dtype", "head_dim", "window", "heads", "kv_heads"),
@@ -116,11 +123,12 @@ _FIXED: Mapping[str, tuple[str, ...]] = {
     "moe": ("dtype", "distribution", "hidden", "inter", "topk", "num_experts", "tp", "ep"),
     "all_reduce": ("link", "host", "how", "ranks"),
 }
+"""What one call is about: the columns in which a line of look-ups is fixed."""
 
 
 def _ask(ops: OpTimes, family: str, part: OpTable) -> FloatArray:
     keys = part.keys
-    fixed = {name: keys[name][0].item() for name in _FIXED[family]}
+    fixed = {name: keys[name][0].item() for name in FIXED[family]}
     if family == "gemm":
         return ops.gemm(keys["m"], keys["n"], keys["k"], fixed["dtype"]).seconds
     if family == "prefill_attention":
@@ -140,7 +148,7 @@ def _ask(ops: OpTimes, family: str, part: OpTable) -> FloatArray:
     return lines.read(line, keys["num_bytes"].astype(np.float64)).seconds
 
 
-def _groups(table: OpTable, names: tuple[str, ...]) -> Iterator[NDArray[np.intp]]:
+def groups_of(table: OpTable, names: tuple[str, ...]) -> Iterator[NDArray[np.intp]]:
     """Rows that agree in all of `names`."""
     codes = np.zeros(len(table), dtype=np.int64)
     for name in names:
@@ -154,7 +162,7 @@ def _inside_its_line(table: OpTable, axis: str) -> NDArray[np.bool_]:
     """Whether a row has neighbours on both sides among the rows that differ from it in `axis` only."""
     names = tuple(name for name in table.keys if name != axis)
     inside = np.zeros(len(table), dtype=bool)
-    for rows in _groups(table, names):
+    for rows in groups_of(table, names):
         values = table.keys[axis][rows]
         inside[rows] = (values > values.min()) & (values < values.max())
     return inside

@@ -8,15 +8,17 @@ head_dim, KV dtype, lengths beyond the table, a past) is scaled by the ratio of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splitplan.profiler.profile import Basis, OpTable, Timed
-from splitplan.profiler.tables.grid import BasisArray, interpolate, pivot, place
-from splitplan.profiler.tables.lengths import Kind, LengthGrid, find_key_block, make_grid
+from splitplan.profiler.tables.grid import BasisArray, distinct, interpolate, pivot, place
+from splitplan.profiler.tables.holes import Kind, Sample
+from splitplan.profiler.tables.lengths import LengthGrid, find_key_block, make_grid
 from splitplan.profiler.tables.roofline import Roofline, attended_pairs, element_bytes
 
 FloatArray = NDArray[np.float64]
@@ -41,6 +43,7 @@ class AttentionTable:
     roofline: Roofline
     variants: dict[Variant, IntArray] = field(init=False)
     _grids: dict[tuple[Variant, Heads], LengthGrid] = field(default_factory=dict)
+    _samples: dict[tuple[Variant, Heads], Sample] = field(default_factory=dict)
     _key_blocks: dict[Variant, int] = field(default_factory=dict)
     _past: dict[tuple[Variant, Heads], PastCorrection | None] = field(default_factory=dict)
     _read_instead: dict[tuple[Variant, Heads], tuple[Variant, Heads]] = field(default_factory=dict)
@@ -67,16 +70,21 @@ class AttentionTable:
         Without rows of a past, the time of the prompt whose causal triangle has as many attended pairs.
         """
         variant, used = self._nearest(heads, wanted)
-        seen = batch * (heads[0] / used[0])
-        length = np.where(past > 0, equivalent_length(new, past, variant.window), new)
-        wanted_s = self._roofline_s(batch, new, past, heads, wanted)
-        timed = self._scaled(variant, used, seen, length, wanted_s)
+        timed = self._by_pairs(new, past, batch, variant, used, heads, wanted)
         basis = _worsen(timed.basis, variant, wanted, used, heads)
         correction = self._past_correction(variant, used)
         if correction is not None:
             return correction.apply(Timed(timed.seconds, basis), new, past)
         modelled = np.maximum(basis, np.uint8(Basis.EXTRAPOLATED))
         return Timed(timed.seconds, np.where(past > 0, modelled, basis).astype(np.uint8))
+
+    def _by_pairs(
+        self, new: FloatArray, past: FloatArray, batch: FloatArray, variant: Variant, used: Heads, heads: Heads,
+        wanted: Variant,
+    ) -> Timed:  # fmt: skip
+        seen = batch * (heads[0] / used[0])
+        length = np.where(past > 0, equivalent_length(new, past, variant.window), new)
+        return self._scaled(variant, used, seen, length, self._roofline_s(batch, new, past, heads, wanted))
 
     def _scaled(
         self, variant: Variant, used: Heads, batch: FloatArray, length: FloatArray, wanted_s: FloatArray
@@ -100,25 +108,44 @@ class AttentionTable:
         if (wanted, heads) not in self._read_instead:
             variant = nearest_variant(self.variants, wanted)
             rows, keys = self.variants[variant], self.table.keys
-            known = set(zip(keys["heads"][rows].tolist(), keys["kv_heads"][rows].tolist(), strict=True))
-            self._read_instead[wanted, heads] = variant, nearest_heads(known, heads)
+            self._read_instead[wanted, heads] = variant, nearest_heads(_head_pairs(keys, rows), heads)
         return self._read_instead[wanted, heads]
 
     def _grid(self, variant: Variant, heads: Heads) -> LengthGrid:
         if (variant, heads) not in self._grids:
-            rows = self._rows_of(variant, heads)
-            length = "context" if self.kind == "decode" else "new"
-            if self.kind == "prefill" and np.any(self.table.keys["past"][rows] == 0):
-                rows = rows[self.table.keys["past"][rows] == 0]
-            (batch, lengths), seconds = pivot(
-                [self.table.keys[name][rows] for name in ("batch", length)], self.table.seconds[rows]
-            )
+            sample = self._sample(variant, heads)
             self._grids[variant, heads] = make_grid(
-                self.kind, batch, lengths, seconds,
+                self.kind, sample.batch, sample.length, sample.seconds,
                 lambda b, n: self._roofline_s(b, n, 0.0, heads, variant),
                 self._key_block(variant) if self.kind == "decode" else 0,
+                lambda: self._siblings(variant, heads),
             )  # fmt: skip
         return self._grids[variant, heads]
+
+    def _sample(self, variant: Variant, heads: Heads) -> Sample:
+        """The rows without a past where there are any, else all of them, by the tokens that are new."""
+        if (variant, heads) in self._samples:
+            return self._samples[variant, heads]
+        rows = self._rows_of(variant, heads)
+        length = "context" if self.kind == "decode" else "new"
+        if self.kind == "prefill" and np.any(self.table.keys["past"][rows] == 0):
+            rows = rows[self.table.keys["past"][rows] == 0]
+        (batch, lengths), seconds = pivot(
+            [self.table.keys[name][rows] for name in ("batch", length)], self.table.seconds[rows]
+        )
+        self._samples[variant, heads] = Sample(batch, lengths, seconds)
+        return self._samples[variant, heads]
+
+    def _siblings(self, variant: Variant, heads: Heads) -> list[Sample]:
+        """Kernels that take the same steps: other query heads over the same KV heads; for prefill, other KV dtypes."""
+        if self.kind == "decode":
+            keys, rows = self.table.keys, self.variants[variant]
+            others = {h for h in _head_pairs(keys, rows) if h[1] == heads[1] and h != heads}
+            return [self._sample(variant, other) for other in sorted(others)]
+        twins = [
+            v for v in self.variants if v != variant and (v.head_dim, v.window) == (variant.head_dim, variant.window)
+        ]
+        return [self._sample(twin, heads) for twin in twins if len(self._rows_of(twin, heads))]
 
     def _rows_of(self, variant: Variant, heads: Heads) -> IntArray:
         rows = self.variants[variant]
@@ -145,7 +172,7 @@ class AttentionTable:
     def _fit_past(self, rows: IntArray, variant: Variant, heads: Heads) -> PastCorrection:
         keys = self.table.keys
         new, past, batch = (keys[name][rows].astype(np.float64) for name in ("new", "past", "batch"))
-        predicted, _ = self._grid(variant, heads).read(batch, equivalent_length(new, past, variant.window))
+        predicted = self._by_pairs(new, past, batch, variant, heads, heads, variant).seconds
         order = np.lexsort((past, new))
         ratios = np.log(self.table.seconds[rows] / predicted)[order]
         _, first = np.unique(np.stack([new[order], past[order]]), axis=1, return_index=True)
@@ -224,6 +251,11 @@ def equivalent_length(new: FloatArray, past: FloatArray, window: int) -> FloatAr
     if window <= 0:
         return np.asarray(triangle)
     return np.asarray(np.where(triangle <= window, triangle, pairs / window + (window - 1.0) / 2.0))
+
+
+def _head_pairs(keys: Mapping[str, NDArray[Any]], rows: IntArray) -> set[Heads]:
+    packed, _ = distinct(keys["heads"][rows].astype(np.int64) * 1024 + keys["kv_heads"][rows])
+    return {(int(pair) // 1024, int(pair) % 1024) for pair in packed}
 
 
 def _worsen(basis: BasisArray, used: Variant, wanted: Variant, used_heads: Heads, heads: Heads) -> BasisArray:

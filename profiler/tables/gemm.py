@@ -109,12 +109,13 @@ def build(table: OpTable, dtype: str, roofline: Roofline) -> GemmTable | None:
         return None
     on_grid = _grid_rows(table, rows)
     (n, k, m), seconds = pivot([table.keys[name][on_grid] for name in ("n", "k", "m")], table.seconds[on_grid])
-    stairs = not _names_tile_edges(m)
+    stairs = not _names_tile_edges(m, seconds)
     base = reference(roofline, m[None, None, :], n[:, None, None], k[None, :, None], dtype, stairs=stairs)
     filled = _fill_from_plain_fp8(table, roofline, (n, k, m), seconds) if dtype == "fp8_block" else seconds
     log_m = np.log(m)
     corrections, basis = fill_last_axis(np.log(filled / base), log_m)
-    basis = np.where(np.isnan(seconds), np.maximum(basis, np.uint8(Basis.EXTRAPOLATED)), basis).astype(np.uint8)
+    stands_in = np.isnan(seconds) & ~np.isnan(filled)
+    basis = np.where(stands_in, np.maximum(basis, np.uint8(Basis.EXTRAPOLATED)), basis).astype(np.uint8)
     lines = _lines(table, rows & ~on_grid, dtype, roofline, stairs=stairs)
     return GemmTable(roofline, dtype, np.log(n), np.log(k), log_m, corrections, basis, stairs, lines)
 
@@ -139,8 +140,11 @@ def _wave_waste(sm_count: int, m: FloatArray, n: FloatArray, k: FloatArray) -> F
     return np.asarray(best * (k + TILE_PROLOGUE_K) / k)
 
 
-def _names_tile_edges(m: FloatArray) -> bool:
-    return bool(np.any(np.diff(m[m >= 64]) == 1))
+def _names_tile_edges(m: FloatArray, seconds: FloatArray) -> bool:
+    """Whether most lines have both an m and the next one: the last row of a tile and the first of another."""
+    per_m = np.sum(~np.isnan(seconds), axis=(0, 1))
+    usual = m[(m >= 64) & (2 * per_m >= per_m.max())]
+    return bool(np.any(np.diff(usual) == 1))
 
 
 def _grid_rows(table: OpTable, rows: Rows) -> Rows:
@@ -169,7 +173,7 @@ def _lines(table: OpTable, rows: Rows, dtype: str, roofline: Roofline, *, stairs
 def _fill_from_plain_fp8(
     table: OpTable, roofline: Roofline, axes: tuple[FloatArray, FloatArray, FloatArray], seconds: FloatArray
 ) -> FloatArray:
-    """Block-scaled fp8 where it was not measured: the per-tensor fp8 product, times the factor between the two.
+    """Block-scaled fp8 beyond what was measured: the per-tensor fp8 product, times the factor between the two.
 
     The published block-scaled tables of vLLM hold launch time for small products, which the importer drops.
     """
@@ -180,4 +184,5 @@ def _fill_from_plain_fp8(
     n, k, m = np.broadcast_arrays(axes[0][:, None, None], axes[1][None, :, None], axes[2][None, None, :])
     plain_s = plain.query(m.ravel(), n.ravel(), k.ravel()).seconds.reshape(seconds.shape)
     factor = float(np.median(seconds[known] / plain_s[known]))
-    return np.where(known, seconds, factor * plain_s)
+    between = np.maximum.accumulate(known, axis=2) & np.flip(np.maximum.accumulate(np.flip(known, 2), axis=2), 2)
+    return np.where(known | between, seconds, factor * plain_s)

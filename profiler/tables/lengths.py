@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splitplan.profiler.profile import Basis
 from splitplan.profiler.tables.grid import BasisArray, basis_of, cubic, interpolate, monotone_slopes, place
+from splitplan.profiler.tables.holes import Kind, Sample, continue_line, fill_holes
 
 FloatArray = NDArray[np.float64]
-Kind = Literal["prefill", "decode"]
 
 KEY_BLOCKS = (128, 64, 256)
 """Keys per block of the kernels in use, most common first."""
@@ -66,9 +65,16 @@ def make_grid(
     seconds: FloatArray,
     roofline: Callable[[FloatArray, FloatArray], FloatArray],
     key_block: int = 0,
+    siblings: Callable[[], list[Sample]] = list,
 ) -> LengthGrid:
-    """From seconds[batch, length] with NaN where nothing was measured; `roofline(batch, length)` carries it beyond."""
-    filled, basis = _fill(kind, batch, length, seconds, roofline, key_block)
+    """From seconds[batch, length] with NaN where nothing was measured; `roofline(batch, length)` carries it beyond.
+
+    `siblings` are samples of kernels that climb the same stairs; they are asked for only where there is a hole.
+    """
+    filled, basis = fill_holes(kind, Sample(batch, length, seconds), key_block, siblings)
+    base = roofline(batch[:, None], length[None, :])
+    for lines, lines_base in ((filled, base), (filled.T, base.T)):
+        _extend(lines, lines_base)
     if kind == "prefill":
         slopes = monotone_slopes(np.log(length), np.log(filled))
         return LengthGrid(kind, batch, length, filled, basis, slopes)
@@ -90,64 +96,6 @@ def find_key_block(context: FloatArray, seconds: FloatArray) -> int:
     return next((block for block in KEY_BLOCKS if context[step] <= block < context[step + 1]), 0)
 
 
-def _fill(
-    kind: Kind,
-    batch: FloatArray,
-    length: FloatArray,
-    seconds: FloatArray,
-    roofline: Callable[[FloatArray, FloatArray], FloatArray],
-    key_block: int,
-) -> tuple[FloatArray, BasisArray]:
-    """Holes from their neighbours, then what lies beyond along the roofline, first over lengths, then over batches."""
-    filled = seconds.copy()
-    basis = np.where(np.isnan(seconds), Basis.EXTRAPOLATED, Basis.MEASURED).astype(np.uint8)
-    for i, j in np.argwhere(_holes(seconds)):
-        estimates = [_over_batches(batch, seconds, i, j), _over_lengths(kind, length, seconds, i, j, key_block)]
-        known = [estimate for estimate in estimates if estimate is not None]
-        if known:
-            filled[i, j] = np.exp(np.mean(np.log(known)))
-            basis[i, j] = Basis.INTERPOLATED
-    base = roofline(batch[:, None], length[None, :])
-    for line, line_base in ((filled, base), (filled.T, base.T)):
-        _extend(line, line_base)
-    return filled, basis
-
-
-def _holes(seconds: FloatArray) -> NDArray[np.bool_]:
-    """Missing cells with measured ones on both sides, along lengths or along batches."""
-    known = ~np.isnan(seconds)
-    holes = np.zeros_like(known)
-    for axis in (0, 1):
-        before = np.maximum.accumulate(known, axis=axis)
-        after = np.flip(np.maximum.accumulate(np.flip(known, axis), axis=axis), axis)
-        holes |= ~known & before & after
-    return holes
-
-
-def _over_batches(batch: FloatArray, seconds: FloatArray, i: int, j: int) -> float | None:
-    known = np.flatnonzero(~np.isnan(seconds[:, j]))
-    if not len(known) or not known[0] < i < known[-1]:
-        return None
-    return float(np.interp(batch[i], batch[known], seconds[known, j]))
-
-
-def _over_lengths(kind: Kind, length: FloatArray, seconds: FloatArray, i: int, j: int, key_block: int) -> float | None:
-    known = np.flatnonzero(~np.isnan(seconds[i]))
-    if not len(known) or not known[0] < j < known[-1]:
-        return None
-    if kind == "decode":
-        side = known[(length[known] <= key_block) == (length[j] <= key_block)]
-        if not len(side):
-            return None
-        if side[0] < j < side[-1]:
-            return float(np.interp(length[j], length[side], seconds[i, side]))
-        nearest = side[np.argsort(np.abs(side - j))[:2]]
-        return float(_continue(length, seconds[i : i + 1], np.sort(nearest), length[j])[0])
-    x, y = np.log(length[known]), np.log(seconds[i, known])[None, :]
-    at = place(x, np.log(length[j : j + 1]))
-    return float(np.exp(cubic(at, x, y, monotone_slopes(x, y), np.zeros(1, dtype=np.intp)))[0])
-
-
 def _extend(lines: FloatArray, base: FloatArray) -> None:
     """In place: what is missing at either end of a line is its last known value times the roofline's ratio."""
     for line, line_base in zip(lines, base, strict=True):
@@ -165,9 +113,9 @@ def _add_step(
     below, above = np.flatnonzero(length <= key_block), np.flatnonzero(length > key_block)
     if key_block <= 0 or not len(below) or not len(above):
         return length, seconds, basis
-    knots = [(float(key_block + 1), _continue(length, seconds, above[:2], float(key_block + 1)))]
+    knots = [(float(key_block + 1), continue_line(length, seconds, above[:2], float(key_block + 1)))]
     if length[below[-1]] < key_block:
-        knots.insert(0, (float(key_block), _continue(length, seconds, below[-2:], float(key_block))))
+        knots.insert(0, (float(key_block), continue_line(length, seconds, below[-2:], float(key_block))))
     for x, column in knots:
         if x in length:
             continue
@@ -176,14 +124,3 @@ def _add_step(
         seconds = np.insert(seconds, at, column, axis=1)
         basis = np.insert(basis, at, Basis.INTERPOLATED, axis=1)
     return length, seconds, basis
-
-
-def _continue(length: FloatArray, seconds: FloatArray, columns: NDArray[np.intp], x: float) -> FloatArray:
-    """The line through two columns at x; flat from one; whole blocks, so never under half its nearest column."""
-    nearest = columns[0] if x < length[columns[0]] else columns[-1]
-    if len(columns) < 2:
-        return np.asarray(seconds[:, nearest])
-    a, b = columns
-    slope = (seconds[:, b] - seconds[:, a]) / (length[b] - length[a])
-    line = seconds[:, nearest] + slope * (x - length[nearest])
-    return np.asarray(np.maximum(line, 0.5 * seconds[:, nearest]))

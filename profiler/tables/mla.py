@@ -11,7 +11,8 @@ from splitplan.catalogs.models import Mla
 from splitplan.profiler.profile import Basis, OpTable, Timed
 from splitplan.profiler.tables.attention import equivalent_length
 from splitplan.profiler.tables.grid import pivot
-from splitplan.profiler.tables.lengths import Kind, LengthGrid, make_grid
+from splitplan.profiler.tables.holes import Kind
+from splitplan.profiler.tables.lengths import LengthGrid, make_grid
 from splitplan.profiler.tables.roofline import Roofline, attended_pairs, element_bytes
 
 FloatArray = NDArray[np.float64]
