@@ -13,7 +13,7 @@ from splitplan.planner.simulate.deployment import Deployment, InstanceSpec
 from splitplan.planner.spec.workload import FloatArray, IntArray, Requests
 
 Arrivals = Literal["open", "burst", "closed", "batch"]
-Routing = Literal["weighted", "round_robin", "least_loaded", "least_tokens"]
+Routing = Literal["weighted", "round_robin", "least_loaded", "least_tokens", "prefix_aware"]
 
 ARRIVALS: dict[str, int] = {
     "open": at.ARRIVALS_OPEN,
@@ -26,6 +26,7 @@ ROUTINGS: dict[str, int] = {
     "round_robin": at.ROUTE_ROUND_ROBIN,
     "least_loaded": at.ROUTE_LEAST_LOADED,
     "least_tokens": at.ROUTE_LEAST_TOKENS,
+    "prefix_aware": at.ROUTE_PREFIX_AWARE,
 }
 ROLES = {"prefill": at.PREFILL, "decode": at.DECODE, "colocated": at.COLOCATED}
 
@@ -50,6 +51,7 @@ def build_world(
     _fill_engines(rows, deployment)
     _fill_requests(rows, requests, seed)
     _fill_links(rows, deployment)
+    _add_caches(rows, deployment, requests)
     ints, floats = rows.ints, rows.floats
     _fill_globals(rows, deployment)
     ints[at.G_ARRIVALS] = ARRIVALS[arrivals]
@@ -137,6 +139,49 @@ def check_requests(requests: Requests) -> None:
         raise InputError(Problem("arrival times are not in order", expected="seconds from 0 on, ascending"))
 
 
+def _add_caches(rows: _Rows, deployment: Deployment, requests: Requests) -> None:
+    """Prompt blocks numbered from 0, and a cache for every instance, host and store that keeps them."""
+    ints = rows.ints
+    ints[at.G_STORE] = -1
+    rows.ints_of("requests")[:, at.R_PREFIX_COUNT] = 0
+    prefix = requests.prefix
+    if prefix is None or not len(prefix.hashes):
+        return
+    known, numbers = np.unique(prefix.hashes, return_inverse=True)
+    offset = rows.add_ints(numbers.astype(np.int64).ravel())
+    table = rows.ints_of("requests")
+    whole = table[:, at.R_INPUT] // prefix.block_tokens
+    table[:, at.R_PREFIX] = offset + prefix.offsets[:-1]
+    table[:, at.R_PREFIX_COUNT] = np.minimum(np.diff(prefix.offsets), whole)
+    ints[at.G_HASH_TOKENS] = prefix.block_tokens
+    for row, instance in zip(lane_rows(deployment), deployment.instances, strict=True):
+        if instance.role == "decode" or not instance.prefix_cache:
+            continue
+        if prefix.block_tokens % instance.block_tokens:
+            raise InputError(
+                Problem(
+                    f"prompt blocks of {prefix.block_tokens} tokens on instance '{instance.name}'",
+                    expected=f"a multiple of its block_tokens {instance.block_tokens}",
+                )
+            )
+        engine = rows.ints_of("engines")[row]
+        engine[at.E_HASH_BLOCKS] = prefix.block_tokens // instance.block_tokens
+        engine[at.E_CACHE] = _add_cache(rows, len(known), 0)
+        if instance.host_cache_tokens:
+            engine[at.E_HOST_CACHE] = _add_cache(rows, len(known), instance.host_cache_tokens // prefix.block_tokens)
+            lanes = slice(row, row + max(instance.step.num_stages, 1))
+            rows.floats_of("engines")[lanes, at.E_HOST_RATE] = instance.host_cache_bytes_per_s
+    if deployment.store_tokens:
+        ints[at.G_STORE] = _add_cache(rows, len(known), deployment.store_tokens // prefix.block_tokens)
+        rows.floats[at.G_STORE_RATE] = deployment.store_bytes_per_s
+
+
+def _add_cache(rows: _Rows, num_blocks: int, capacity: int) -> int:
+    cache = np.full(at.C_SLOTS + num_blocks * at.C_SLOT_WIDTH, -1, dtype=np.int64)
+    cache[at.C_COUNT], cache[at.C_CAPACITY] = 0, capacity
+    return rows.add_ints(cache)
+
+
 def _fill_links(rows: _Rows, deployment: Deployment) -> None:
     rows.floats_of("links")[:, at.L_CAPACITY] = [link.bytes_per_s for link in deployment.links]
 
@@ -154,6 +199,7 @@ def _fill_globals(rows: _Rows, deployment: Deployment) -> None:
     ints[at.G_EDGES] = rows.add_floats(GAP_EDGES_S)
     ints[at.G_EDGE_COUNT] = len(GAP_EDGES_S)
     ints[at.G_DECODE_EMITS_FIRST] = int(deployment.decode_emits_first_token)
+    ints[at.G_CACHED_ON_DECODE] = int(deployment.decode_keeps_prefix)
     ints[at.G_SPINE] = rows.link_handle(deployment.spine)
     floats[at.G_KV_BYTES_PER_TOKEN] = deployment.kv_bytes_per_token
     if deployment.indices("prefill") and deployment.indices("decode"):
@@ -223,6 +269,7 @@ def _instance_fields(rows: _Rows, instance: InstanceSpec) -> dict[int, int]:
     for field, links in ((at.E_EGRESS, instance.egress), (at.E_INGRESS, instance.ingress)):
         for k in range(2):
             fields[field + k] = rows.link_handle(links[k] if k < len(links) else None)
+    fields |= {at.E_CACHE: -1, at.E_HOST_CACHE: -1}
     for field in (at.E_LATEST, at.E_PARTIAL, at.E_WAIT_HEAD, at.E_INCOMING_HEAD, at.E_READY_HEAD, at.E_PROMPTS):
         fields[field] = -1
     return fields

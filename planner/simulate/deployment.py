@@ -39,6 +39,9 @@ class InstanceSpec:
     share: float = 1.0  # relative, among instances that take new requests, or among decode instances
     watermark: float = 0.0  # share of the KV blocks kept free when a prompt is admitted to a busy instance
     reserve_output_tokens: int = 0  # KV kept free per running sequence on admission (SGLang's decode reservation)
+    prefix_cache: bool = True  # prompt blocks stay in HBM until KV needs the room (when requests name their blocks)
+    host_cache_tokens: int = 0  # copies of prompt blocks in host memory
+    host_cache_bytes_per_s: float = 0.0
     scheduler: Scheduler = "vllm"  # sglang: prompts first, decodes wait; static: as sglang, and nobody joins a batch
     node: str = ""
     rack: str = ""
@@ -65,6 +68,9 @@ class Deployment:
     layerwise_layers: int = 0  # > 0: KV moves layer by layer during prefill; only the last layer's share trails
     spine: int | None = None
     decode_emits_first_token: bool = True
+    store_tokens: int = 0  # copies of prompt blocks in a store that all instances share
+    store_bytes_per_s: float = 0.0
+    decode_keeps_prefix: bool = False  # what the prefix cache saves is not transferred either
     routes: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def indices(self, *roles: InstanceRole) -> list[int]:
@@ -83,6 +89,8 @@ def check_deployment(deployment: Deployment) -> None:
         for link in deployment.links
         if not link.bytes_per_s > 0
     ]
+    if deployment.store_tokens < 0 or (deployment.store_tokens and not deployment.store_bytes_per_s > 0):
+        problems.append(Problem(f"a store of {deployment.store_tokens} tokens", expected="with store_bytes_per_s"))
     for (prefill, decode), share in deployment.routes.items():
         if not _is_route(deployment, prefill, decode) or not share >= 0:
             expected = "(prefill index, decode index) with a share of at least 0"
@@ -125,6 +133,8 @@ def _instance_problems(instance: InstanceSpec, deployment: Deployment) -> Sequen
         wrong.append(("max_num_batched_tokens", instance.max_num_batched_tokens, expected))
     if not 0 <= instance.watermark < 1:
         wrong.append(("watermark", instance.watermark, "a share below 1"))
+    if instance.host_cache_tokens < 0 or (instance.host_cache_tokens and not instance.host_cache_bytes_per_s > 0):
+        wrong.append(("host_cache_tokens", instance.host_cache_tokens, "at least 0, with host_cache_bytes_per_s"))
     if instance.reserve_output_tokens < 0:
         wrong.append(("reserve_output_tokens", instance.reserve_output_tokens, "at least 0"))
     used = [*instance.egress, *instance.ingress, *([] if instance.local_link is None else [instance.local_link])]

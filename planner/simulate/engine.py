@@ -72,6 +72,7 @@ from splitplan.planner.simulate.layout import (
     World,
 )
 from splitplan.planner.simulate.lifecycle import assign, complete, release
+from splitplan.planner.simulate.prefix import blocks_to_take, claim_prefix, free_kv, publish_prefix, trim_cache
 from splitplan.planner.simulate.queues import pop_front, push_back, push_front, set_wake
 from splitplan.planner.simulate.routing import choose_decoder
 from splitplan.planner.simulate.running import blocks_for, join_running, leave_running, may_take
@@ -88,6 +89,7 @@ def boundary(world: World, engine: int, now_s: float) -> None:
         end_run(world, engine)
         _finish_sequences(world, engine, now_s)
         _finish_prompts(world, engine, now_s)
+        trim_cache(world, engine)
     if world.ints[engine + E_LANES] > 1:
         _lane_boundary(world, engine, now_s)
     else:
@@ -128,7 +130,7 @@ def enqueue_prompt(world: World, home: int, request: int, now_s: float) -> None:
     world.ints[request + R_STATE] = WAITING
     push_back(world, home, E_WAIT_HEAD, request)
     if alone or world.ints[home + E_LANES] > 1 or world.ints[home + E_RUN_STEPS] == 0:
-        notify(world, home, now_s, blocks_for(world, home, world.ints[request + R_TARGET]))
+        notify(world, home, now_s, blocks_to_take(world, home, request, world.ints[request + R_TARGET]))
 
 
 def enqueue_incoming(world: World, home: int, request: int, now_s: float) -> None:
@@ -167,7 +169,7 @@ def _finish_sequences(world: World, engine: int, now_s: float) -> None:
         request = world.ints[heap]
         if world.ints[request + R_FINISH_STEP] > ints[engine + E_STEPS]:
             break
-        leave_running(world, engine, request)
+        free_kv(world, engine, request, leave_running(world, engine, request))
         complete(world, home, request, now_s)
 
 
@@ -177,6 +179,7 @@ def _finish_prompts(world: World, engine: int, now_s: float) -> None:
     while request >= 0:
         following = world.ints[request + R_LATER]
         world.floats[request + R_PREFILLED_S] = now_s
+        publish_prefix(world, engine, request)
         if world.ints[engine + E_ROLE] == PREFILL:
             _hand_over(world, engine, request, now_s)
         else:
@@ -192,7 +195,7 @@ def _start_decoding(world: World, engine: int, request: int, now_s: float) -> No
     _record_token(world, request, now_s)
     ints[request + R_GENERATED] += 1
     if ints[request + R_GENERATED] == ints[request + R_OUTPUT]:
-        world.ints[home + E_KV_FREE] += blocks_for(world, engine, context)
+        free_kv(world, engine, request, context)
         complete(world, home, request, now_s)
     else:
         join_running(world, engine, request, context)
@@ -217,7 +220,7 @@ def _hand_over(world: World, engine: int, request: int, now_s: float) -> None:
         world.floats[request + R_LAST_S] = now_s
         ints[request + R_GENERATED] = 1
     if alone or ints[request + R_GENERATED] == ints[request + R_OUTPUT]:
-        world.ints[home + E_KV_FREE] += blocks_for(world, engine, ints[request + R_INPUT])
+        free_kv(world, engine, request, ints[request + R_INPUT])
         complete(world, home, request, now_s)
         return
     release(world, home, request)
@@ -236,6 +239,16 @@ def _ask_decoder(world: World, request: int, now_s: float) -> None:
 
 
 def _schedule(world: World, engine: int, now_s: float) -> None:
+    ints = world.ints
+    _build_step(world, engine, now_s)
+    while ints[engine + E_PREEMPTED] == 1 and ints[engine + E_DECODING] + ints[engine + E_STEP_TOKENS] == 0:
+        _build_step(world, engine, now_s)  # all were preempted: their room goes to those that wait
+    trim_cache(world, engine)
+    start_run(world, engine, now_s)
+    _record_joined(world, engine)
+
+
+def _build_step(world: World, engine: int, now_s: float) -> None:
     ints = world.ints
     ints[engine + E_STEP_TOKENS] = 0
     ints[engine + E_STEP_PROMPTS] = 0
@@ -256,8 +269,6 @@ def _schedule(world: World, engine: int, now_s: float) -> None:
     if ints[engine + E_PREEMPTED] == 0 and ints[engine + E_OPEN] == 1:
         _admit_waiting(world, engine, now_s)
         _reserve_incoming(world, engine, now_s)
-    start_run(world, engine, now_s)
-    _record_joined(world, engine)
 
 
 def _prompt_goes_first(world: World, engine: int) -> bool:
@@ -268,7 +279,8 @@ def _prompt_goes_first(world: World, engine: int) -> bool:
     request = ints[ints[engine + E_HOME] + E_WAIT_HEAD]
     if request < 0 or ints[engine + E_OPEN] == 0 or ints[engine + E_RUNNING] >= ints[engine + E_MAX_SEQS]:
         return False
-    return may_take(world, engine, blocks_for(world, engine, ints[request + R_TARGET]))
+    home = ints[engine + E_HOME]
+    return may_take(world, engine, blocks_to_take(world, home, request, ints[request + R_TARGET]))
 
 
 def _join_delivered(world: World, engine: int) -> None:
@@ -303,10 +315,9 @@ def _make_room(world: World, engine: int, now_s: float) -> None:
 
 
 def _preempt_partial(world: World, engine: int) -> None:
-    home = world.ints[engine + E_HOME]
     request = world.ints[engine + E_PARTIAL]
     world.ints[engine + E_PARTIAL] = -1
-    world.ints[home + E_KV_FREE] += blocks_for(world, engine, world.ints[request + R_TARGET])
+    free_kv(world, engine, request, world.ints[request + R_TARGET])
     _wait_again(world, engine, request)
 
 
@@ -315,7 +326,7 @@ def _preempt_latest(world: World, engine: int, now_s: float) -> None:
     request = world.ints[engine + E_LATEST]
     left = ints[request + R_FINISH_STEP] - world.ints[engine + E_STEPS]
     ints[request + R_GENERATED] = ints[request + R_OUTPUT] - left
-    leave_running(world, engine, request)
+    free_kv(world, engine, request, leave_running(world, engine, request))
     if world.ints[engine + E_JOINED_COUNT] > 0:  # it had joined at this very boundary: no token since
         world.ints[engine + E_JOINED_COUNT] -= 1
     else:
@@ -343,13 +354,14 @@ def _admit_waiting(world: World, engine: int, now_s: float) -> None:
         slots = ints[engine + E_RUNNING] + ints[engine + E_STEP_PROMPTS]
         tokens = ints[engine + E_DECODING] + ints[engine + E_STEP_TOKENS]
         request = ints[home + E_WAIT_HEAD]
-        blocks = blocks_for(world, engine, ints[request + R_TARGET])
+        blocks = blocks_to_take(world, home, request, ints[request + R_TARGET])
         if slots >= ints[engine + E_MAX_SEQS] or tokens >= ints[engine + E_BUDGET_TOKENS]:
             break
         if not may_take(world, engine, blocks):
             break
         pop_front(world, home, E_WAIT_HEAD)
         ints[home + E_KV_FREE] -= blocks
+        claim_prefix(world, engine, request)
         ints[request + R_STATE] = PREFILLING
         ints[request + R_COMPUTED] = min(ints[request + R_CACHED], ints[request + R_TARGET] - 1)
         if world.floats[request + R_STARTED_S] < 0.0:

@@ -58,6 +58,7 @@ ROUTE_WEIGHTED = 0
 ROUTE_ROUND_ROBIN = 1
 ROUTE_LEAST_LOADED = 2
 ROUTE_LEAST_TOKENS = 3
+ROUTE_PREFIX_AWARE = 4
 
 # Globals, integers
 G_FIRST_ENGINE = 0
@@ -92,6 +93,8 @@ G_DECODE_EMITS_FIRST = 28
 G_LAYERWISE = 29
 G_STEPPING = 30  # 1: visit every step (for tests), 0: jump over runs
 G_SPINE = 31
+G_STORE = 34  # prefix cache all instances share; -1: none
+G_HASH_TOKENS = 35  # tokens of one block of the prefix caches
 G_FIRST_LINK = 33
 G_CACHED_ON_DECODE = 32  # 1: what the prefix cache saves is not transferred either
 G_WIDTH = 64
@@ -103,6 +106,7 @@ G_TRANSFER_LATENCY_S = 2
 G_BLOCK_COST_S = 3  # per KV block of the receiving engine
 G_LAST_LAYER_SHARE = 4
 G_THINK_S = 5
+G_STORE_RATE = 6  # bytes/s out of the shared store
 
 # Engines, integers: what it is
 E_INDEX = 0  # among all engines: its source of events
@@ -167,6 +171,9 @@ E_PAUSED_COUNT = 59  # running sequences that have waited for E_PAUSED_S
 E_PREFILL_FIRST = 60  # 1: a step holds prompts or decodes, and prompts go first (SGLang, vLLM before V1)
 E_STATIC = 61  # 1: a batch takes nobody in once it has begun to decode
 E_OPEN = 62  # 1: requests may join (always, unless E_STATIC)
+E_CACHE = 63  # home: prefix cache in HBM; -1: none
+E_HOST_CACHE = 64  # home: prefix cache in host memory; -1: none
+E_HASH_BLOCKS = 65  # KV blocks of one block of the prefix cache
 E_LANE = 57  # number of this lane; its row also holds the state of the stage of that number
 E_WIDTH = 96
 
@@ -187,6 +194,7 @@ E_READY_S = 12  # pipelines: when the lane's last step ended
 E_STAGE_FREE_S = 13  # pipelines: when the stage of this lane's number is free
 E_HANDOFF_S = 14
 E_PAUSED_S = 16  # since the last step in which sequences decoded
+E_HOST_RATE = 17  # bytes/s out of the host's cache
 E_STAGE_S = 15  # time of the current step on one stage
 
 # Requests, integers
@@ -206,7 +214,10 @@ R_EARLIER = 12  # in the running list of its engine
 R_LATER = 13
 R_STATE = 14
 R_PREEMPTIONS = 15
-R_WIDTH = 16
+R_SHARED = 16  # leading prompt blocks it shares with a prefix cache
+R_PREFIX = 17  # offset of its prompt blocks' numbers
+R_PREFIX_COUNT = 18  # whole blocks of its prompt
+R_WIDTH = 20
 
 # Requests, floats
 R_ARRIVAL_S = 0
@@ -239,3 +250,14 @@ L_UNFIXED = 1
 L_WIDTH = 2
 L_CAPACITY = 0
 L_LEFT = 1
+
+# Prefix caches, integers: a header, then a slot per known block
+C_OLDEST = 0
+C_NEWEST = 1
+C_COUNT = 2  # blocks that nobody uses
+C_CAPACITY = 3
+C_SLOTS = 4
+C_REFERENCES = 0  # requests that use the block; -1: not held
+C_PREVIOUS = 1
+C_NEXT = 2
+C_SLOT_WIDTH = 3

@@ -48,6 +48,7 @@ class Run:
     entry: IntArray  # index of the instance that prefilled it; −1 when rejected
     decoder: IntArray  # index of the decode instance; −1 when there was none
     preemptions: IntArray
+    cached_tokens: IntArray  # prompt tokens that needed no prefill
     num_arrived: int
     num_finished: int
     num_rejected: int
@@ -187,6 +188,7 @@ def read_run(world: at.World, deployment: Deployment, warmup: int) -> Run:
         entry=index_of(ints[:, at.R_ENTRY]),
         decoder=index_of(ints[:, at.R_DECODER]),
         preemptions=ints[:, at.R_PREEMPTIONS].copy(),
+        cached_tokens=ints[:, at.R_CACHED].copy(),
         num_arrived=int(all_ints[at.G_ARRIVED]),
         num_finished=int(all_ints[at.G_FINISHED]),
         num_rejected=int(all_ints[at.G_REJECTED]),

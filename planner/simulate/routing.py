@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from splitplan.planner.simulate.layout import (
+    E_CACHE,
     E_CREDIT,
     E_KV_BLOCKS,
     E_LOAD,
@@ -15,6 +16,7 @@ from splitplan.planner.simulate.layout import (
     G_ENTRY_COUNT,
     G_ENTRY_LIST,
     G_ENTRY_SHARES,
+    G_HASH_TOKENS,
     G_ROUTING,
     INFINITE_S,
     PREFILL,
@@ -24,10 +26,12 @@ from splitplan.planner.simulate.layout import (
     R_INPUT,
     R_OUTPUT,
     ROUTE_LEAST_LOADED,
+    ROUTE_PREFIX_AWARE,
     ROUTE_ROUND_ROBIN,
     ROUTE_WEIGHTED,
     World,
 )
+from splitplan.planner.simulate.prefix import held_blocks
 from splitplan.planner.simulate.running import blocks_for
 
 
@@ -36,7 +40,7 @@ def choose_entry(world: World, request: int) -> int:
     start = world.ints[G_ENTRY_LIST]
     count = world.ints[G_ENTRY_COUNT]
     draw = world.floats[request + R_DRAW_ENTRY]
-    engine = _choose(world, start, count, world.ints[G_ENTRY_SHARES], draw)
+    engine = _choose(world, start, count, world.ints[G_ENTRY_SHARES], draw, request)
     if not _fits(world, engine, request):
         engine = _least_loaded(world, start, count, False, request)
     if engine >= 0 and world.ints[engine + E_ROLE] == PREFILL and world.ints[G_DECODE_COUNT] > 0:
@@ -51,13 +55,13 @@ def choose_decoder(world: World, request: int) -> int:
     start = world.ints[G_DECODE_LIST]
     count = world.ints[G_DECODE_COUNT]
     row = world.ints[world.ints[request + R_ENTRY] + E_SHARE_ROW]
-    engine = _choose(world, start, count, row, world.floats[request + R_DRAW_DECODE])
+    engine = _choose(world, start, count, row, world.floats[request + R_DRAW_DECODE], request)
     if not _fits(world, engine, request):
         engine = _least_loaded(world, start, count, False, request)
     return engine
 
 
-def _choose(world: World, start: int, count: int, row: int, draw: float) -> int:
+def _choose(world: World, start: int, count: int, row: int, draw: float, request: int) -> int:
     if count == 1:
         return world.ints[start]
     policy = world.ints[G_ROUTING]
@@ -65,6 +69,8 @@ def _choose(world: World, start: int, count: int, row: int, draw: float) -> int:
         return _by_draw(world, start, count, row, draw)
     if policy == ROUTE_ROUND_ROBIN:
         return _in_turn(world, start, count)
+    if policy == ROUTE_PREFIX_AWARE:
+        return _least_work(world, start, count, request)
     return _least_loaded(world, start, count, policy != ROUTE_LEAST_LOADED, -1)
 
 
@@ -112,6 +118,25 @@ def _least_loaded(world: World, start: int, count: int, by_tokens: bool, request
             least = load / share
             chosen = engine
     return chosen
+
+
+def _least_work(world: World, start: int, count: int, request: int) -> int:
+    """Prefix affinity against load: the fewest prompt tokens per share, queued and the request's own that it lacks."""
+    ints = world.ints
+    chosen = -1
+    least = INFINITE_S
+    for k in range(count):
+        engine = ints[start + k]
+        share = world.floats[engine + E_SHARE]
+        if share <= 0.0 or not _fits(world, engine, request):
+            continue
+        tokens = ints[engine + E_LOAD_TOKENS] + ints[request + R_INPUT]
+        if ints[engine + E_CACHE] >= 0:
+            tokens -= held_blocks(world, ints[engine + E_CACHE], request, 0) * ints[G_HASH_TOKENS]
+        if tokens / share < least:
+            least = tokens / share
+            chosen = engine
+    return max(chosen, ints[start])
 
 
 def _fits(world: World, engine: int, request: int) -> bool:

@@ -97,8 +97,8 @@ def join_running(world: World, engine: int, request: int, context: int) -> None:
     ints[engine + E_LATEST] = request
 
 
-def leave_running(world: World, engine: int, request: int) -> None:
-    """A sequence that finished or is preempted gives its slot and its blocks back."""
+def leave_running(world: World, engine: int, request: int) -> int:
+    """A sequence that finished or is preempted gives its slot back; the tokens whose KV it still holds."""
     ints = world.ints
     offset = ints[request + R_OFFSET]
     context = ints[engine + E_STEPS] + offset
@@ -106,7 +106,6 @@ def leave_running(world: World, engine: int, request: int) -> None:
     ints[engine + E_RUNNING] -= 1
     ints[engine + E_CONTEXT] -= context
     world.ints[ints[engine + E_PHASES] + (-offset) % ints[engine + E_BLOCK_TOKENS]] -= 1
-    ints[ints[engine + E_HOME] + E_KV_FREE] += blocks_for(world, engine, context)
     earlier = ints[request + R_EARLIER]
     later = ints[request + R_LATER]
     if earlier >= 0:
@@ -115,3 +114,4 @@ def leave_running(world: World, engine: int, request: int) -> None:
         ints[later + R_EARLIER] = earlier
     else:
         ints[engine + E_LATEST] = earlier
+    return context

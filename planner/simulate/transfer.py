@@ -10,7 +10,6 @@ from __future__ import annotations
 from splitplan.planner.simulate.layout import (
     E_EGRESS,
     E_INGRESS,
-    E_KV_FREE,
     E_LOCAL_LINK,
     E_NODE,
     E_RACK,
@@ -50,6 +49,7 @@ from splitplan.planner.simulate.layout import (
     SOURCE_FLOW,
     World,
 )
+from splitplan.planner.simulate.prefix import free_kv
 from splitplan.planner.simulate.queues import push_back, set_wake
 from splitplan.planner.simulate.running import blocks_for
 from splitplan.planner.simulate.runs import notify, wake_idle_lanes
@@ -278,7 +278,7 @@ def _deliver(world: World, request: int, now_s: float) -> None:
     receiver = world.ints[request + R_DECODER]
     ints = world.ints
     if sender != receiver:
-        ints[sender + E_KV_FREE] += blocks_for(world, sender, world.ints[request + R_INPUT])
+        free_kv(world, sender, request, ints[request + R_INPUT])
     if ints[sender + E_WAIT_HEAD] >= 0:
         wake_idle_lanes(world, sender, now_s)
     world.floats[request + R_DELIVERED_S] = now_s

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 
 from splitplan.planner.latency.step import StepModel
 from splitplan.planner.simulate import Deployment, InstanceSpec, Link, Results
-from splitplan.planner.spec.workload import Requests
+from splitplan.planner.spec.workload import PrefixBlocks, Requests
 
 
 def constant_step(seconds: float, max_num_seqs: int = 64, max_tokens: int = 4096, **changes: Any) -> StepModel:
@@ -91,6 +92,15 @@ def mixed_requests(count: int, rate_req_per_s: float, seed: int = 0, longest: in
     outputs = np.clip(draw.lognormal(3.0, 1.0, count).astype(np.int64), 1, 300)
     cached = np.where(draw.random(count) < 0.2, inputs // 2, 0)
     return Requests(times, inputs, outputs, np.zeros(count, dtype=np.int64), cached)
+
+
+def with_prefixes(requests: Requests, families: int, block_tokens: int = 64) -> Requests:
+    """Prompts of a family start alike: request i shares its blocks with all i + k · families, as far as both go."""
+    counts = -(-requests.input_tokens // block_tokens)
+    hashes = [1000 * (i % families) + k for i, count in enumerate(counts) for k in range(count)]
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    prefix = PrefixBlocks(block_tokens, offsets.astype(np.int64), np.array(hashes, dtype=np.int64))
+    return dataclasses.replace(requests, cached_tokens=requests.cached_tokens * 0, prefix=prefix)
 
 
 def instance(step: StepModel, role: str = "colocated", name: str = "", **changes: Any) -> InstanceSpec:

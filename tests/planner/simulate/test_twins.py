@@ -29,12 +29,12 @@ from splitplan.planner.simulate.layout import (
 from splitplan.planner.simulate.loop import run_events
 from splitplan.planner.simulate.results import Run
 from splitplan.planner.spec.workload import Requests
-from tests.planner.simulate.cases import assert_nothing_lost, mixed_requests, realistic_step
+from tests.planner.simulate.cases import assert_nothing_lost, mixed_requests, realistic_step, with_prefixes
 
 needs_numba = pytest.mark.skipif(
     not has_numba() and os.environ.get("SPLITPLAN_TEST_REQUIRE") != "all", reason="numba is not installed (extra fast)"
 )
-ROUTINGS = ("weighted", "round_robin", "least_loaded", "least_tokens")
+ROUTINGS = ("weighted", "round_robin", "least_loaded", "least_tokens", "prefix_aware")
 
 
 @st.composite
@@ -52,6 +52,9 @@ def instances(draw: st.DrawFn, role: str, index: int) -> InstanceSpec:
         share=draw(st.sampled_from([0.5, 1.0, 2.0])),
         watermark=draw(st.sampled_from([0.0, 0.05])),
         reserve_output_tokens=draw(st.sampled_from([0, 64])),
+        prefix_cache=draw(st.booleans()),
+        host_cache_tokens=draw(st.sampled_from([0, 640])),
+        host_cache_bytes_per_s=2e10,
         scheduler=draw(st.sampled_from(["vllm", "vllm", "sglang", "static"])),
         node=f"n{draw(st.integers(0, 2))}",
         rack=f"r{draw(st.integers(0, 1))}",
@@ -76,6 +79,9 @@ def deployments(draw: st.DrawFn) -> Deployment:
         descriptors_per_block=draw(st.sampled_from([0.0, 4.0])),
         layerwise_layers=draw(st.sampled_from([0, 32])),
         spine=6,
+        store_tokens=draw(st.sampled_from([0, 1280])),
+        store_bytes_per_s=5e9,
+        decode_keeps_prefix=draw(st.booleans()),
         decode_emits_first_token=draw(st.booleans()),
     )
 
@@ -84,6 +90,8 @@ def deployments(draw: st.DrawFn) -> Deployment:
 def cases(draw: st.DrawFn) -> tuple[Deployment, Requests, dict[str, Any]]:
     count = draw(st.integers(1, 60))
     requests = mixed_requests(count, draw(st.sampled_from([1.0, 20.0, 500.0])), draw(st.integers(0, 1000)))
+    if draw(st.booleans()):
+        requests = with_prefixes(requests, draw(st.integers(1, 8)))
     options: dict[str, Any] = {
         "seed": draw(st.integers(0, 100)),
         "arrivals": draw(st.sampled_from(["open", "open", "burst", "closed", "batch"])),
