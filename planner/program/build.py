@@ -27,6 +27,7 @@ Constraints (in the order of `constraints.py`)
     nic, uplink, spine   Σ_{b,k} GB[b,k] · up[b,k,v] ≤ safe share of line rate     and down alike
     rack_power[ρ]        Σ_{c, ℓ ∈ ρ} watts_c · n[c,ℓ] ≤ limit − hosts
     bought[g]            Σ_t r[g,t] = Σ_{c,ℓ of type g} gpus_c · n[c,ℓ],  r[g,t] ≤ cap
+    whole_class[b]       Σ_c z[b,c] ≤ 1 per stage,  Σ_ℓ x[b,c,ℓ] ≤ 10 · rate_b · z[b,c]      only when asked
     budget, power, share_per_rack
 
 Objective
@@ -161,6 +162,7 @@ def build_program(
     for service in program.services:
         if not open_ended:
             constraints.define_demand(program, service)
+        constraints.define_whole_classes(program, service)
         constraints.define_instance_time(program, service)
         constraints.define_kv_conservation(program, service)
         constraints.define_bandwidth(program, service)

@@ -131,6 +131,26 @@ def define_demand(program: Program, service: Service) -> None:
         program.model.add_constraint(f"demand[{name}{service.name}]", terms, "==", 0.0)
 
 
+def define_whole_classes(program: Program, service: Service) -> None:
+    """z[b,c] ∈ {0, 1}: at most one column prefills (or serves colocated) a class, and at most one decodes it."""
+    if not program.problem.options.whole_classes:
+        return
+    served: dict[tuple[int, int], Terms] = {}
+    for (b, index, _), variable in service.x.items():
+        served.setdefault((b, index), []).append((variable, 1.0))
+    chosen: dict[tuple[int, bool], Terms] = {}
+    for (b, index), terms in served.items():
+        column, name = program.columns[index], program.problem.class_names[b]
+        use = program.model.add_variable(f"serves[{name}, {column.name}{service.name}]", 0, 1, integer=True)
+        most = WHOLE_CLASS_GROWTH * float(service.rate_req_per_s[b])
+        program.model.add_constraint(f"serves[{name}, {column.name}{service.name}]", [*terms, (use, -most)], "<=", 0.0)
+        chosen.setdefault((b, column.role == "decode"), []).append((use, 1.0))
+    for (b, decode), terms in chosen.items():
+        stage = "decode" if decode else "prefill"
+        label = f"{program.problem.class_names[b]}, {stage}{service.name}"
+        program.model.add_constraint(f"whole_class[{label}]", terms, "<=", 1.0)
+
+
 def define_instance_time(program: Program, service: Service) -> None:
     """The load on the instances of a column at a location takes no more than their usable time."""
     terms: dict[tuple[int, int], Terms] = {}
@@ -215,6 +235,8 @@ def define_bandwidth(program: Program, service: Service) -> None:
 
 
 GIGABYTE = 1e9
+WHOLE_CLASS_GROWTH = 10.0
+"""A class that must not be split may still grow by this factor when headroom is sought."""
 LINK_NAMES = {"location": "nic", "rack": "rack_uplink", "pod": "pod_uplink"}
 
 

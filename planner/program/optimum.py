@@ -42,7 +42,8 @@ def find_optimum(program: Program) -> Optimum | None:
     """The best plan of the program with the most headroom, or None if there is none."""
     options = program.problem.options
     search = most_goodput if options.objective == "goodput" else least
-    if options.survive or options.max_share_per_rack is not None or len(program.locations) == 1:
+    hard = options.survive or options.max_share_per_rack is not None or options.whole_classes
+    if hard or len(program.locations) == 1:
         return search(program)
     grouped = build_program(program.problem, program.columns, "fleet")
     target = search(grouped)

@@ -50,6 +50,7 @@ class ProgramOptions:
     max_rate_scale: float | None = None  # goodput: no more than this multiple of the asked rates
     survive: Literal["", "node", "rack", "power-domain"] = ""  # the load is still served with any one of them gone
     max_share_per_rack: float | None = None  # of every role's requests
+    whole_classes: bool = False  # a class is not split: one kind of column prefills it, one decodes it
     granularity: Granularity | None = None
     time_limit_s: float = 60.0
     gap_percent: float = 0.0

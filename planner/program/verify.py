@@ -233,6 +233,12 @@ def _check_limits(
     gpu_watts: dict[str, float] = {}
     for entry in solution.placed:
         gpu_watts[entry.rack] = gpu_watts.get(entry.rack, 0.0) + entry.instances * columns[entry.column].watts
+    if options.whole_classes:
+        for b, name in enumerate(problem.class_names):
+            serving = [entry for entry in solution.placed if entry.rate_req_per_s[b] > 0]
+            decoding = {entry.column for entry in serving if entry.role == "decode"}
+            others = {entry.column for entry in serving if entry.role != "decode"}
+            check.holds(f"class {name} is not split", len(decoding) <= 1 and len(others) <= 1)
     for text in options.require:
         kinds = [columns[entry.column] for entry in solution.placed]
         check.holds(f"required: {text}", any(parse_filter(text).matches(column) for column in kinds))

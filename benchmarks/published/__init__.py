@@ -1,0 +1,1 @@
+"""Planning inputs that others published, with their answers, answered by this program."""

@@ -1,0 +1,47 @@
+"""Published planning inputs: the published answer, or a better one by the same objective."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.published import answers, cases
+
+
+def test_melange_example_exactly() -> None:
+    """Three A10G and one A100 at 6.70 $/h, as Mélange's own solver says."""
+    plan, cost = answers.melange(split=False)
+    assert plan == cases.MELANGE_PLAN
+    assert cost == pytest.approx(cases.MELANGE_COST)
+
+
+def test_split_buckets_are_cheaper() -> None:
+    """Routing part of a bucket elsewhere fills one A10G and one A100 exactly: 4.68 $/h."""
+    plan, cost = answers.melange(split=True)
+    assert plan == {"a10g": 1, "a100-sxm-80": 1}
+    assert cost == pytest.approx(4.68)
+
+
+def test_variant_autoscaler_picks_the_same_accelerator() -> None:
+    """One Gaudi2 is the cheapest that meets 24 ms ITL."""
+    assert answers.variant_autoscaler()[0] == {cases.WVA_ACCELERATOR: cases.WVA_REPLICAS}
+
+
+def test_never_more_than_the_inventory() -> None:
+    """The published plan took two L20 where there was one; here it is one, and seven A10."""
+    assert answers.scarce_inventory()[0] == cases.AIBRIX_PLAN
+
+
+@pytest.mark.parametrize("table", [cases.HELIX_10, cases.HELIX_24], ids=lambda table: table.name)
+def test_helix_node_sets_reach_its_objective(table: cases.LayerTable) -> None:
+    """Mixed pipelines reach Helix's own objective or pass it, within its bound and its nodes."""
+    found = answers.compose(table)
+    assert table.helix_objective - 1e-3 <= found.tokens_per_s <= table.helix_bound + 1e-3
+    for kind, many in table.nodes.items():
+        assert sum(nodes[kind] for _, nodes in found.pipelines) <= many
+
+
+def test_helix_composition_of_24_nodes() -> None:
+    """2,045.64 tok/s from one pipeline of all 24 nodes: so deep that only a simulation can call it a win."""
+    found = answers.compose(cases.HELIX_24)
+    assert found.tokens_per_s == pytest.approx(2045.641)
+    assert found.depth == 24
