@@ -6,7 +6,6 @@ import copy
 import json
 import shlex
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -16,10 +15,11 @@ import yaml
 from splitplan.catalogs.errors import LaunchError
 from splitplan.launcher.render import LaunchOptions, render
 from splitplan.planner.plan import Plan
+from tests.conftest import SHARED
 from tests.launcher.plans import HOSTILE, colocated_plan, combined_plan, hostile_plan, mixed_plan, pipelined_plan
 
-SCHEMAS = Path("/work/shared/launch/crds")
-"""Published CRDs, where this machine has a copy; elsewhere the lists of keys below stand in for them."""
+SCHEMAS = SHARED / "launch" / "crds"
+"""Published CRDs, where there is a copy; elsewhere the lists of keys below stand in for them."""
 
 CRDS = {
     "LeaderWorkerSet": ("lws/leaderworkerset.x-k8s.io_leaderworkersets.yaml", "v1"),
@@ -99,7 +99,7 @@ def test_the_mixed_plan_renders_by_the_published_schema(target: str) -> None:
 def test_the_strict_schema_catches_a_misspelt_key() -> None:
     """The check itself: one wrong key inside a pod fails it."""
     if not SCHEMAS.exists():
-        pytest.skip("no published CRDs on this machine")
+        pytest.skip("needs the published CRDs of the reference data")
     found = copy.deepcopy(document(mixed_plan(), "lws"))
     found["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["nodeSelectors"] = {}
     with pytest.raises(jsonschema.ValidationError, match="nodeSelectors"):
