@@ -54,6 +54,7 @@ class MockEngineAdapter:
             "max_model_len": pool.max_model_len,
             "kv_capacity_tokens": pool.kv_capacity_tokens,
             "kv_bytes_per_token": cluster.plan.kv_bytes_per_token,
+            "num_stages": pool.pipeline_parallel,
             "timing": pool.timing.model_dump(mode="json") if pool.timing else {},
             "transfer": _transfer_times(cluster, member.instance.name),
             "faults": dict(self.faults.get(member.instance.name, {})),

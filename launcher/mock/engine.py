@@ -56,6 +56,7 @@ class EngineConfig:
     max_model_len: int
     kv_capacity_tokens: int
     kv_bytes_per_token: float
+    num_stages: int
     timing: Mapping[str, Any]
     transfer: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # prefill → (base s, s per token)
     faults: Mapping[str, Any] = field(default_factory=dict)
@@ -88,6 +89,7 @@ class MockEngine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             kv_capacity_tokens=config.kv_capacity_tokens,
+            num_stages=config.num_stages,
         )
 
     async def run(self) -> None:

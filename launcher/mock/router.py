@@ -2,14 +2,16 @@
 
     python -m splitplan.launcher.mock.router --config '{"host": …, "port": …, "routes": […], "colocated": […]}'
 
-Routes are taken in the planned proportions (the one furthest behind its share is next); one whose instance does not
-answer is left out for a while. Replies name the pair that served them.
+The entry (a prefill or colocated instance) with the least load for its planned share is next, then the decode side of
+its planned routes with the least: what the plan's own simulation assumes of a router. An instance that does not answer
+is left out for a while. Replies name the pair that served them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +71,12 @@ class MockRouter:
             for prefill, decode, share in config.paths
         ]
         self.down_until_s: dict[str, float] = {}
+        self.load: Counter[str] = Counter()  # requests assigned and not done, by instance
+        self.taken: Counter[str] = Counter()
+        self.share: dict[str, float] = {}
+        for path in self.paths:
+            for name in set(path.title):
+                self.share[name] = self.share.get(name, 0.0) + path.share
         self.ready: set[str] = set()
         self.failed_requests = 0
 
@@ -100,20 +108,29 @@ class MockRouter:
         while path := self._next_path(tried):
             tried.add(path.title)
             path.taken += 1  # now, so that requests that arrive together are spread
+            self.taken.update(set(path.title))
+            self.load.update(set(path.title))
+            held = _Held(self.load, path)
             try:
-                await self._serve(path, request.path, body, writer)
+                await self._serve(path, request.path, body, writer, held)
                 return
             except _WorkerDownError as down:
                 path.taken -= 1
+                self.taken.subtract(set(path.title))
                 self.down_until_s[down.name] = asyncio.get_running_loop().time() + RETRY_AFTER_S
+            finally:
+                held.release_all()
         self.failed_requests += 1
         raise http.HttpError(503, "no instance answers")
 
-    async def _serve(self, path: Path, url: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, path: Path, url: str, body: dict[str, Any], writer: asyncio.StreamWriter, held: _Held
+    ) -> None:
         ignored = self.config.faults.get("ignore")
         asked = body
         if path.prefill and ignored != "prefill":
             asked = {**body, "kv_transfer_params": await self._prefill(path.prefill, url, body)}
+            held.release(path.prefill.name)
         target = path.prefill if path.prefill and ignored == "decode" else path.decode
         try:
             reader, upstream = await http.open_request(
@@ -142,13 +159,16 @@ class MockRouter:
         return params
 
     def _next_path(self, tried: set[tuple[str, str]]) -> Path | None:
-        """The usable path that is furthest behind its share."""
+        """The usable path whose entry, then whose decode side, has the least load for its share."""
         now_s = asyncio.get_running_loop().time()
         usable = [path for path in self.paths if path.title not in tried and self._is_up(path, now_s)]
         usable = usable or [path for path in self.paths if path.title not in tried]
-        total = sum(path.taken for path in self.paths) + 1
-        shares = sum(path.share for path in self.paths) or 1.0
-        return max(usable, key=lambda path: path.share / shares * total - path.taken, default=None)
+        return min(usable, key=lambda path: (*self._rank(path.title[0]), *self._rank(path.title[1])), default=None)
+
+    def _rank(self, name: str) -> tuple[float, float]:
+        """(load for its share, requests so far for its share)."""
+        share = self.share[name] or 1e-9
+        return (self.load[name] / share, self.taken[name] / share)
 
     def _is_up(self, path: Path, now_s: float) -> bool:
         return all(self.down_until_s.get(name, 0.0) <= now_s for name in path.title)
@@ -176,6 +196,24 @@ class MockRouter:
             )
             lines.append(f"splitplan_router_requests_total{{{labels}}} {path.taken}\n")
         return "".join(lines)
+
+
+class _Held:
+    """The load that one request is on its instances, until it is done there."""
+
+    def __init__(self, load: Counter[str], path: Path) -> None:
+        self._load, self._names = load, set(path.title)
+
+    def release(self, name: str) -> None:
+        """Done at one instance."""
+        if name in self._names:
+            self._names.discard(name)
+            self._load[name] -= 1
+
+    def release_all(self) -> None:
+        """Done everywhere."""
+        for name in list(self._names):
+            self.release(name)
 
 
 class _WorkerDownError(Exception):

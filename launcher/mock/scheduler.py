@@ -1,8 +1,8 @@
 """Continuous batching with chunked prefill, as the planned engines do it, on planned step times.
 
 A step takes one token for every decoding sequence and fills the rest of the token budget with prefill chunks, first
-come first served. A sequence is admitted when a slot is free and the KV cache has room for all it may grow to, so that
-nothing is ever preempted.
+come first served. With pipeline stages several steps are under way at once, of different sequences. A sequence is
+admitted when a slot is free and the KV cache has room for all it may grow to, so that nothing is ever preempted.
 """
 
 from __future__ import annotations
@@ -46,15 +46,23 @@ class Scheduler:
     """The step loop of one instance."""
 
     def __init__(
-        self, times: StepTimes, *, max_num_seqs: int, max_num_batched_tokens: int, kv_capacity_tokens: int
+        self,
+        times: StepTimes,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        kv_capacity_tokens: int,
+        num_stages: int = 1,
     ) -> None:
         self.times = times
+        self.num_stages = num_stages
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.kv_capacity_tokens = kv_capacity_tokens or 2**62
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.steps = 0
+        self._in_flight: set[Sequence] = set()
         self._wake = asyncio.Event()
 
     def fits(self, sequence: Sequence) -> bool:
@@ -73,17 +81,22 @@ class Scheduler:
         while True:
             self._drop_gone()
             self._admit()
-            if not self.running:
+            decoding, chunks = self._plan_step()
+            if not decoding and not chunks:
                 self._wake.clear()
                 await self._wake.wait()
-                end_s = loop.time()
+                end_s = max(end_s, loop.time())
                 continue
-            decoding, chunks = self._plan_step()
             now_s = loop.time()
             start_s = end_s if now_s - end_s < LATE_S else now_s
-            end_s = start_s + self._seconds(decoding, chunks)
-            await asyncio.sleep(max(0.0, end_s - loop.time()))
-            self._finish_step(decoding, chunks)
+            latency_s, end_s = self._seconds(decoding, chunks), start_s + self._stage_seconds(decoding, chunks)
+            if self.num_stages == 1:
+                await asyncio.sleep(max(0.0, end_s - loop.time()))
+                self._finish_step(decoding, chunks)
+            else:  # the next step enters the first stage when this one leaves it
+                self._in_flight.update(decoding, (sequence for sequence, _ in chunks))
+                loop.call_at(start_s + latency_s, self._finish_step, decoding, chunks)
+                await asyncio.sleep(max(0.0, end_s - loop.time()))
             self.steps += 1
 
     def _admit(self) -> None:
@@ -96,10 +109,11 @@ class Scheduler:
             self.running.append(sequence)
 
     def _plan_step(self) -> tuple[list[Sequence], list[tuple[Sequence, int]]]:
-        decoding = [sequence for sequence in self.running if sequence.is_decoding]
+        free = [sequence for sequence in self.running if sequence not in self._in_flight]
+        decoding = [sequence for sequence in free if sequence.is_decoding]
         budget = max(1, self.max_num_batched_tokens - len(decoding))
         chunks = []
-        for sequence in self.running:
+        for sequence in free:
             left = sequence.prompt_tokens - sequence.done_tokens
             if left > 0 and budget > 0:
                 chunks.append((sequence, min(left, budget)))
@@ -110,7 +124,15 @@ class Scheduler:
         context = sum(sequence.prompt_tokens + sequence.answered for sequence in decoding) / max(1, len(decoding))
         return self.times.step_s(len(decoding), context, [(each.done_tokens, new) for each, new in chunks])
 
+    def _stage_seconds(self, decoding: list[Sequence], chunks: list[tuple[Sequence, int]]) -> float:
+        """How long the step holds a stage. A later chunk's time is a stage's already: it follows right behind."""
+        whole = self._seconds(decoding, chunks)
+        later = sum(self.times.chunk_s(each.done_tokens, new) for each, new in chunks if each.done_tokens)
+        return later + (whole - later) / self.num_stages
+
     def _finish_step(self, decoding: list[Sequence], chunks: list[tuple[Sequence, int]]) -> None:
+        self._in_flight.difference_update(decoding, (sequence for sequence, _ in chunks))
+        self._wake.set()
         for sequence, new in chunks:
             sequence.done_tokens += new
         finished = [sequence for sequence, _ in chunks if sequence.done_tokens == sequence.prompt_tokens]

@@ -128,6 +128,12 @@ def test_kv_limits_the_batch() -> None:
     assert np.ravel(by_kv) == pytest.approx(np.ravel(by_slots))
 
 
+def test_pipeline_stages_work_on_different_prompts_at_once() -> None:
+    """Two stages: a prompt takes as long alone, but a second one enters when the first has left the first stage."""
+    found = simulate(linear(), [(0.0, 1000, 1), (0.0, 1000, 1)], max_num_batched_tokens=1000, num_stages=2)
+    assert [first for first, _ in found] == pytest.approx([1.0, 1.5])
+
+
 def test_decoding_goes_on_while_a_prompt_is_prefilled() -> None:
     """A step with a chunk takes the decode time and the chunk's time; the decoding sequence gets its token in it."""
     found = simulate(linear(), [(0.0, 100, 4), (0.105, 200, 1)])
