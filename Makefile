@@ -41,5 +41,9 @@ types: $(VENV)/dev
 kernels-bench: $(VENV)/core
 	$(BIN)/python benchmarks/kernels/bench.py
 
+# make accuracy DATA=FILE   scores predictions against measured points, each source held out
+accuracy: $(VENV)/dev
+	$(BIN)/python -m benchmarks.accuracy $(DATA) --held-out
+
 clean:
 	rm -rf $(VENV) .typing demo build *.egg-info

@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        points = [point for path in options.files for point in read_points(path)]
+        points = [point for path in options.files for point in read_points(path, strict=False)]
     except SplitplanError as error:
         for problem in error.problems:
             sys.stderr.write(f"error: {problem}\n")

@@ -6,11 +6,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from splitplan.planner.calibrate.points import Point
-from splitplan.planner.calibrate.predict import Prediction, predict
+from splitplan.planner.calibrate.predict import Prediction, predict, prepare_for_many
 from splitplan.planner.calibrate.resolve import Setup, UnpredictableError, resolve
 from splitplan.planner.calibrate.score import Row, Value, measured_values, predicted_value
 from splitplan.planner.latency.calibration import find_overhead
 from splitplan.planner.latency.overhead import EngineOverhead
+
+WORTH_COMPILING = 50
+"""Points from which loading the compiled simulator pays."""
 
 OverheadOf = Callable[[Point, Setup], EngineOverhead]
 
@@ -25,6 +28,9 @@ def score_points(
     points: Iterable[Point], overhead_of: OverheadOf = shipped_overhead, progress: Callable[[int], None] | None = None
 ) -> list[Row]:
     """Predict and score every point."""
+    points = list(points)
+    if len(points) >= WORTH_COMPILING:
+        prepare_for_many()
     rows = []
     for index, point in enumerate(points):
         rows.append(score_point(point, overhead_of))

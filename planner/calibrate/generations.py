@@ -61,6 +61,11 @@ ENGINE_NAMES = {
     "trt": "trtllm",
     "lmdeployturbomind": "lmdeploy",
     "lmdeploy": "lmdeploy",
+    "nim": "trtllm",
+    "triton": "trtllm",
+    "tritontensorrtllm": "trtllm",
+    "tgi": "vllm",  # continuous batching with the same kernels
+    "lightllm": "vllm",
     "dynamovllm": "vllm",
     "dynamosglang": "sglang",
     "dynamotrtllm": "trtllm",

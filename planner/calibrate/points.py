@@ -12,15 +12,13 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from splitplan.catalogs.documents import read_text
 from splitplan.catalogs.errors import DocumentError, Problem, nearest_names, shorten
 
-Mode = Literal["static-batch", "online-concurrency", "online-rate", "offline"]
-MODES: tuple[Mode, ...] = ("static-batch", "online-concurrency", "online-rate", "offline")
+MODES = ("static-batch", "online-concurrency", "online-rate", "offline")
 REQUIRED_COLUMNS = ("gpu", "engine", "mode", "model", "tp", "isl", "osl")
 MAX_FILE_BYTES = 64 * 2**20
 
@@ -34,7 +32,7 @@ class Latency:
     p99_s: float | None = None
 
     @property
-    def central(self) -> tuple[Literal["mean", "p50"], float] | None:
+    def central(self) -> tuple[str, float] | None:
         """The statistic to score: the mean where given (robust to define), else the median."""
         if self.mean_s is not None:
             return "mean", self.mean_s
@@ -53,7 +51,7 @@ class Point:
     num_gpus: int
     engine: str
     engine_version: str
-    mode: Mode
+    mode: str  # one of MODES where it can be predicted
     model: str
     weight_dtype: str  # "" when not stated
     kv_dtype: str
@@ -69,10 +67,14 @@ class Point:
     output_tokens_per_s: float | None
     notes: str
     quality: str
+    problem: str = ""  # why the row could not be read; lengths are NaN then
 
 
-def read_points(path: str | Path) -> list[Point]:
-    """Points of one CSV file; raises DocumentError with every row that cannot be read (up to its problem list)."""
+def read_points(path: str | Path, *, strict: bool = True) -> list[Point]:
+    """Points of one CSV file. Raises DocumentError when it is not such a file, or has no readable row.
+
+    Rows that cannot be read are an error too, all of them in one go, or with `strict=False` points with a `problem`.
+    """
     text = read_text(path, "measurements", max_bytes=MAX_FILE_BYTES)
     reader = csv.DictReader(io.StringIO(text))
     header = list(reader.fieldnames or [])
@@ -94,7 +96,8 @@ def read_points(path: str | Path) -> list[Point]:
             points.append(_point(row, reader.line_num))
         except _BadCellError as bad:
             problems.append(Problem(bad.message, f"{path}:{reader.line_num}", bad.column, bad.expected))
-    if problems:
+            points.append(_unreadable(row, reader.line_num, bad))
+    if problems and (strict or len(problems) == len(points)):
         raise DocumentError(problems)
     if not points:
         raise DocumentError(Problem("no rows", str(path), expected="at least one measured point"))
@@ -109,8 +112,6 @@ class _BadCellError(Exception):
 
 def _point(row: Mapping[str, str | None], line: int) -> Point:
     mode = _text(row, "mode")
-    if mode not in MODES:
-        raise _BadCellError("mode", f"is {shorten(repr(mode), 40)}", " | ".join(MODES))
     tp, pp = _count(row, "tp") or 1, _count(row, "pp") or 1
     replicas = _count(row, "replicas") or 1
     rate = _number(row, "request_rate", allow_inf=True)
@@ -123,7 +124,7 @@ def _point(row: Mapping[str, str | None], line: int) -> Point:
         num_gpus=_count(row, "num_gpus") or tp * pp * replicas,
         engine=_text(row, "engine"),
         engine_version=_text(row, "engine_version"),
-        mode=next(known for known in MODES if known == mode),
+        mode=mode,
         model=_text(row, "model"),
         weight_dtype=_text(row, "dtype"),
         kv_dtype=_text(row, "kv_dtype"),
@@ -175,9 +176,16 @@ def _count(row: Mapping[str, str | None], column: str) -> int | None:
     value = _number(row, column)
     if value is None:
         return None
-    if value != round(value) or value < 1:
-        raise _BadCellError(column, f"is {value:g}", "a whole number of at least 1")
-    return int(value)
+    if not 1 <= value <= 10_000_000:
+        raise _BadCellError(column, f"is {value:g}", "a number of at least 1")
+    return round(value)
+
+
+def _unreadable(row: Mapping[str, str | None], line: int, bad: _BadCellError) -> Point:
+    empty = dict.fromkeys(row, "") | {name: row.get(name) for name in ("id", "source_group", "gpu", "engine", "mode")}
+    point = _point({**empty, "isl": "1", "osl": "1"}, line)
+    problem = f"{bad.column} {bad.message}; expected {bad.expected}"
+    return replace(point, model=_text(row, "model"), input_tokens=math.nan, output_tokens=math.nan, problem=problem)
 
 
 def group_names(points: Sequence[Point]) -> list[str]:

@@ -24,7 +24,7 @@ from splitplan.planner.calibrate.resolve import Setup, UnpredictableError
 from splitplan.planner.latency.build import step_model
 from splitplan.planner.latency.overhead import EngineOverhead
 from splitplan.planner.latency.step import StepModel
-from splitplan.planner.simulate.compiled import has_numba
+from splitplan.planner.simulate.compiled import compiled_run_events, has_numba, is_loaded
 from splitplan.planner.simulate.deployment import Deployment, InstanceSpec
 from splitplan.planner.simulate.run import simulate
 from splitplan.planner.spec.workload import Requests
@@ -70,6 +70,12 @@ class Prediction:
     notes: tuple[str, ...]
 
 
+def prepare_for_many() -> None:
+    """Load the compiled simulator, where there is one, before predicting hundreds of points."""
+    if has_numba():
+        compiled_run_events()
+
+
 def predict(point: Point, setup: Setup, overhead: EngineOverhead) -> Prediction:
     """Simulate one point. Raises UnpredictableError when no request could finish."""
     step = setup_step_model(point, setup, overhead)
@@ -87,7 +93,7 @@ def predict(point: Point, setup: Setup, overhead: EngineOverhead) -> Prediction:
         concurrency=concurrency,
         think_s=front_end_s if arrivals == "closed" else 0.0,
         warmup_share=0.0,
-        form="numba" if has_numba() else "python",
+        form="numba" if is_loaded() else "auto",
     )
     run = results.runs[0]
     if run.num_finished < len(requests) or not run.end_s > 0:

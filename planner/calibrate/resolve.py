@@ -11,33 +11,24 @@ from splitplan.catalogs.gpus import Gpu, find_gpu
 from splitplan.catalogs.links import Link, find_link
 from splitplan.catalogs.models import Model, find_model
 from splitplan.planner.calibrate.generations import Generation, find_generation
-from splitplan.planner.calibrate.points import Point
+from splitplan.planner.calibrate.points import MODES, Point
 from splitplan.planner.latency.memory import GIB, InstanceMemory, instance_memory
 from splitplan.planner.latency.operations import OpSource
 from splitplan.planner.latency.siblings import find_op_times
 
-DTYPES = {
-    "": "bf16",
-    "auto": "bf16",
-    "bfloat16": "bf16",
-    "bf16": "bf16",
-    "float16": "fp16",
-    "fp16": "fp16",
-    "fp8": "fp8",
-    "fp8block": "fp8_block",
-    "int8": "int8",
-    "w8a8": "int8",
-    "int4": "int4",
-    "awqint4": "int4",
-    "gptqint4": "int4",
-    "awq": "int4",
-    "gptq": "int4",
-    "w4a16": "int4",
-    "mxfp4": "mxfp4",
-    "nvfp4": "nvfp4",
-    "fp4": "nvfp4",
-    "fp32": "fp32",
-}
+DTYPE_WORDS = (
+    (r"fp8.?block|block.?fp8", "fp8_block"),
+    (r"fp8|e4m3|e5m2|f8", "fp8"),
+    (r"mxfp4|mx4", "mxfp4"),
+    (r"nvfp4|fp4", "nvfp4"),
+    (r"int4|awq|gptq|w4a|4.?bit|q4", "int4"),
+    (r"int8|w8a8|w8a16|8.?bit|q8|smoothquant", "int8"),
+    (r"bf16|bfloat16", "bf16"),
+    (r"fp16|float16|half", "fp16"),
+    (r"fp32|float32", "fp32"),
+    (r"^(auto|default)?$", "bf16"),
+)
+"""How people write dtypes, first match first."""
 
 STORAGE_DTYPES = {"fp8_block": "fp8"}
 """Formats that store as another one and compute by tables of their own."""
@@ -71,11 +62,12 @@ class Setup:
 
 def resolve(point: Point) -> Setup:
     """Look everything up. Raises UnpredictableError with a reason where the catalogs or tables cannot say."""
+    if point.problem:
+        raise UnpredictableError(point.problem)
+    if point.mode not in MODES:
+        raise UnpredictableError(f"mode '{point.mode}' is not one of {', '.join(MODES)}")
     gpu = _gpu(point.gpu)
-    try:
-        model = find_model(point.model)
-    except SplitplanError:
-        raise UnpredictableError(f"model '{point.model}' is in no catalog") from None
+    model = _model(point.model)
     generation = find_generation(
         point.engine,
         point.engine_version,
@@ -109,7 +101,8 @@ def resolve(point: Point) -> Setup:
 
 def _gpu(text: str) -> Gpu:
     plain = re.sub(r"\(.*", "", text).strip()
-    for name in (plain, re.sub(r"-\d+GB$", "", plain), re.sub(r"-(SXM\d?|PCIe)", "", plain)):
+    without_size = re.sub(r"[- ]\d+ ?GB$", "", plain)
+    for name in (plain, without_size, re.sub(r"-(SXM\d?|PCIe)", "", plain), re.sub(r"^NVIDIA[ -]", "", without_size)):
         try:
             return find_gpu(name)
         except SplitplanError:
@@ -117,15 +110,37 @@ def _gpu(text: str) -> Gpu:
     raise UnpredictableError(f"GPU '{text}' is in no catalog")
 
 
+MODEL_SUFFIX = re.compile(
+    r"[-_](instruct|chat|it|hf|base|fp8|fp4|nvfp4|mxfp4|bf16|fp16|awq|gptq|int4|int8|dynamic|kv|block|w4a16|w8a8|v\d|"
+    r"quantized|quantized\.\w+|\d{4})$",
+    re.IGNORECASE,
+)
+"""Parts of a model's name that say how it was tuned or stored, not what its dimensions are."""
+
+
+def _model(text: str) -> Model:
+    name = text.strip()
+    candidates = [name, name.rsplit("/", 1)[-1]]
+    while MODEL_SUFFIX.search(candidates[-1]):
+        candidates.append(MODEL_SUFFIX.sub("", candidates[-1]))
+    for candidate in candidates:
+        try:
+            return find_model(candidate)
+        except SplitplanError:
+            continue
+    raise UnpredictableError(f"model '{text}' is in no catalog")
+
+
 def _dtype(text: str, what: str) -> str:
-    found = DTYPES.get(re.sub(r"[^a-z0-9]", "", text.lower()))
-    if found is None:
-        raise UnpredictableError(f"{what} '{text}' is not modelled")
-    return found
+    for pattern, dtype in DTYPE_WORDS:
+        if re.search(pattern, text.strip().lower()):
+            return dtype
+    raise UnpredictableError(f"{what} '{text}' is not modelled")
 
 
 def _weight_dtype(point: Point, model: Model) -> str:
-    found = _dtype(point.weight_dtype or model.weight_dtype, "dtype")
+    in_name = re.search(r"fp8|nvfp4|mxfp4|awq|gptq|int4|int8|w4a16|w8a8", point.model.lower())
+    found = _dtype(point.weight_dtype or (in_name.group(0) if in_name else model.weight_dtype), "dtype")
     if found == "nvfp4" and model.weight_dtype == "mxfp4":
         return "mxfp4"  # published in MXFP4; some tables label it otherwise
     return found

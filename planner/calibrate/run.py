@@ -15,7 +15,13 @@ import yaml
 
 from splitplan.catalogs.errors import InputError, Problem, SplitplanError
 from splitplan.catalogs.gpus import find_gpu
-from splitplan.planner.calibrate.accuracy import OverheadOf, score_points, shipped_overhead, spread_of
+from splitplan.planner.calibrate.accuracy import (
+    WORTH_COMPILING,
+    OverheadOf,
+    score_points,
+    shipped_overhead,
+    spread_of,
+)
 from splitplan.planner.calibrate.fit import (
     COMPUTE,
     GAP,
@@ -32,6 +38,7 @@ from splitplan.planner.calibrate.fit import (
 )
 from splitplan.planner.calibrate.generations import Generation
 from splitplan.planner.calibrate.points import Point
+from splitplan.planner.calibrate.predict import prepare_for_many
 from splitplan.planner.calibrate.resolve import Setup, UnpredictableError, resolve
 from splitplan.planner.calibrate.score import KINDS, Row
 from splitplan.planner.latency.calibration import PARAMETERS, Entry, FittedOn
@@ -102,6 +109,8 @@ def fit_all(
 ) -> list[Fitted]:
     """Fit every (generation, family) among the cases; dense models only unless `chosen` says otherwise."""
     chosen = chosen or (lambda case: case[1].model.moe is None)
+    if len(cases) >= WORTH_COMPILING:
+        prepare_for_many()
     groups: dict[tuple[str, str], list[Case]] = {}
     for case in filter(chosen, cases):
         groups.setdefault((case[1].generation.key, case[1].gpu.architecture), []).append(case)

@@ -116,7 +116,7 @@ def statistics(values: FloatArray) -> dict[str, float | int | None]:
         "count": len(values),
         "median": percent(np.median(values)) if len(values) else None,
         "mean": percent(np.mean(values)) if len(values) else None,
-        "p90": percent(np.quantile(values, 0.9)) if len(values) else None,
+        "p90": percent(np.quantile(values, 0.9, method="inverted_cdf")) if len(values) else None,
     }
 
 

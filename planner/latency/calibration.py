@@ -123,7 +123,7 @@ def find_overhead(
     """The overhead of an engine version on a GPU family; the nearest entry when that pair was never calibrated.
 
     Order of preference: same engine and family, the newest generation not above `version` (else the oldest); then the
-    same engine on any family; then vLLM.
+    same engine on any family, Hopper before others; then vLLM.
     """
     entries = shipped_entries() if entries is None else entries
     name = "vllm" if engine.endswith("vllm") else engine
@@ -139,7 +139,7 @@ def find_overhead(
 
 
 def _generation(candidates: list[Entry], version: str) -> Entry:
-    ordered = sorted(candidates, key=lambda entry: version_key(entry.from_version))
+    ordered = sorted(candidates, key=lambda entry: (version_key(entry.from_version), entry.gpu_family == "Hopper"))
     reached = [entry for entry in ordered if not version or version_key(entry.from_version) <= version_key(version)]
     return reached[-1] if reached else ordered[0]
 

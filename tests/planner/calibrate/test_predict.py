@@ -1,0 +1,96 @@
+"""Predicting points: against step times by hand, and how the ways of driving a server differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from splitplan.planner.calibrate.points import Point, read_points
+from splitplan.planner.calibrate.predict import Prediction, make_requests, predict, setup_step_model
+from splitplan.planner.calibrate.resolve import resolve
+from splitplan.planner.latency.evaluate import step_seconds
+from splitplan.planner.latency.overhead import EngineOverhead
+from tests.planner.calibrate.rows import one_row
+
+PLAIN = EngineOverhead()
+
+
+def point(tmp_path: Path, **cells: object) -> Point:
+    path = tmp_path / "row.csv"
+    path.write_text(one_row(**cells))
+    return read_points(path)[0]
+
+
+def predicted(tmp_path: Path, overhead: EngineOverhead = PLAIN, **cells: object) -> Prediction:
+    row = point(tmp_path, **cells)
+    return predict(row, resolve(row), overhead)
+
+
+def test_a_lone_request_is_one_prefill_and_its_decode_steps(tmp_path: Path) -> None:
+    row = point(tmp_path, isl=1000, osl=9)
+    setup = resolve(row)
+    found = predict(row, setup, PLAIN)
+    step = setup_step_model(row, setup, PLAIN)
+    contexts = 1000 + 1 + np.arange(8)
+    decode_s = step_seconds(step, decode_batch=1, decode_context=contexts)
+    assert found.ttft.mean_s == pytest.approx(float(step_seconds(step, prefill_new=1000)), rel=1e-6)
+    assert found.tpot.mean_s == pytest.approx(float(decode_s.mean()), rel=1e-3)
+    assert found.output_tokens_per_s == pytest.approx(9 / (found.ttft.mean_s + 8 * found.tpot.mean_s))
+
+
+def test_a_static_batch_has_one_ttft_the_time_of_all_its_prompts(tmp_path: Path) -> None:
+    one = predicted(tmp_path, batch_or_concurrency=1, isl=4096)
+    eight = predicted(tmp_path, batch_or_concurrency=8, isl=4096)
+    assert eight.ttft.mean_s == eight.ttft.p50_s == pytest.approx(8 * one.ttft.mean_s, rel=0.1)
+
+
+def test_the_front_end_adds_to_ttft_and_nothing_else(tmp_path: Path) -> None:
+    cells: dict[str, object] = {"mode": "online-concurrency", "batch_or_concurrency": 1, "notes": "5 requests"}
+    plain = predicted(tmp_path, **cells)
+    slow = predicted(tmp_path, EngineOverhead(request_s=0.05, request_token_s=1e-5), **cells)
+    assert slow.ttft.mean_s - plain.ttft.mean_s == pytest.approx(0.05 + 1024e-5)
+    assert slow.tpot.mean_s == pytest.approx(plain.tpot.mean_s)
+    assert slow.output_tokens_per_s < plain.output_tokens_per_s
+
+
+def test_a_burst_queues_where_a_closed_loop_does_not(tmp_path: Path) -> None:
+    """64 requests all at once wait for each other's prompts; 4 users in turn hardly do."""
+    burst = predicted(tmp_path, mode="online-concurrency", batch_or_concurrency=64, notes="64 requests", isl=2048)
+    loop = predicted(tmp_path, mode="online-concurrency", batch_or_concurrency=4, notes="64 requests", isl=2048)
+    assert burst.ttft.p50_s > 5 * loop.ttft.p50_s
+    assert burst.output_tokens_per_s > 2 * loop.output_tokens_per_s
+
+
+def test_an_open_loop_queues_near_saturation_only(tmp_path: Path) -> None:
+    """Reported shape of the knee: TTFT p99 goes from hundreds of ms to many seconds between two rates."""
+    cells: dict[str, object] = {"mode": "online-rate", "model": "qwen3-32b", "isl": 1000, "osl": 300, "dtype": "fp8"}
+    below = predicted(tmp_path, **cells, request_rate=1, notes="150 requests")
+    above = predicted(tmp_path, **cells, request_rate=40, notes="400 requests")
+    assert below.ttft.p99_s < 0.5
+    assert above.ttft.p99_s > 10 * below.ttft.p99_s
+
+
+def test_prompts_first_stalls_decodes(tmp_path: Path) -> None:
+    """The same load under SGLang's scheduler: lower TPOT and higher TTFT than with mixed chunks, as published."""
+    cells: dict[str, object] = {"mode": "online-concurrency", "batch_or_concurrency": 64, "osl": 64, "isl": 1024}
+    mixed = predicted(tmp_path, **cells, engine_version="0.11.0")
+    first = predicted(tmp_path, **cells, engine="sglang", engine_version="0.5.3")
+    assert first.ttft.mean_s > 1.3 * mixed.ttft.mean_s
+    assert first.tpot.mean_s < mixed.tpot.mean_s
+
+
+def test_lengths_are_drawn_as_the_source_describes_them(tmp_path: Path) -> None:
+    fixed = make_requests(point(tmp_path, mode="offline", notes="500 requests"))
+    spread = make_requests(point(tmp_path, mode="offline", notes="500 requests; lengths 0.8-1.0 x nominal"))
+    chat = make_requests(point(tmp_path, mode="offline", notes="ShareGPT 500 prompts"))
+    assert set(fixed.input_tokens) == {1024}
+    assert 819 <= spread.input_tokens.min() < spread.input_tokens.max() <= 1024
+    assert chat.input_tokens.mean() == pytest.approx(1024, rel=0.01)
+    assert chat.input_tokens.std() > 800
+
+
+def test_replicas_multiply_throughput(tmp_path: Path) -> None:
+    one, two = predicted(tmp_path), predicted(tmp_path, replicas=2, num_gpus=2)
+    assert two.output_tokens_per_s == pytest.approx(2 * one.output_tokens_per_s)

@@ -1,0 +1,122 @@
+"""What ran behind a measured point, and the reasons for not knowing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from splitplan.catalogs.gpus import find_gpu
+from splitplan.planner.calibrate.generations import find_generation
+from splitplan.planner.calibrate.points import Point, read_points
+from splitplan.planner.calibrate.resolve import Setup, UnpredictableError, resolve
+from tests.planner.calibrate.rows import one_row
+
+
+def point(tmp_path: Path, **cells: object) -> Point:
+    path = tmp_path / "row.csv"
+    path.write_text(one_row(**cells))
+    return read_points(path, strict=False)[0]
+
+
+def setup(tmp_path: Path, **cells: object) -> Setup:
+    return resolve(point(tmp_path, **cells))
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("H100-SXM-80GB(JLSE)", "h100-sxm"),
+        ("A100-80GB(DGX-A100)", "a100-sxm-80"),
+        ("A100-SXM4-40GB(ALCF Polaris)", "a100-sxm-40"),
+        ("H200-SXM-141GB", "h200-sxm"),
+        ("H100-NVL-94GB", "h100-nvl"),
+        ("L40S-PCIe-48GB", "l40s"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+    ],
+)
+def test_gpus_as_benchmarks_write_them(tmp_path: Path, written: str, name: str) -> None:
+    assert setup(tmp_path, gpu=written).gpu.name == name
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.3-70b"),
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", "llama-3.1-8b"),
+        ("somebody/Qwen3-32B-AWQ", "qwen3-32b"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "llama-3.1-8b"),
+    ],
+)
+def test_models_by_the_names_of_their_checkpoints(tmp_path: Path, written: str, name: str) -> None:
+    assert setup(tmp_path, model=written, tp=4).model.name == name
+
+
+@pytest.mark.parametrize(
+    ("written", "model", "dtype"),
+    [
+        ("FP8-dynamic", "qwen3-8b", "fp8"),
+        ("fp8_block", "qwen3-8b", "fp8_block"),
+        ("awq-int4", "qwen3-8b", "int4"),
+        ("float16", "qwen3-8b", "fp16"),
+        ("", "Qwen/Qwen3-8B-FP8", "fp8"),
+        ("nvfp4", "openai/gpt-oss-20b", "mxfp4"),
+    ],
+)
+def test_dtypes_as_benchmarks_write_them(tmp_path: Path, written: str, model: str, dtype: str) -> None:
+    assert setup(tmp_path, dtype=written, model=model).weight_dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"gpu": "TPU v5e"}, "GPU 'TPU v5e' is in no catalog"),
+        ({"model": "gpt-17"}, "model 'gpt-17' is in no catalog"),
+        ({"engine": "abacus"}, "engine 'abacus' is not modelled"),
+        ({"dtype": "ternary"}, "dtype 'ternary' is not modelled"),
+        ({"mode": "by telegraph"}, "mode 'by telegraph' is not one of"),
+        ({"model": "deepseek-v3", "dtype": "fp8"}, "the weights do not fit"),
+    ],
+)
+def test_what_is_unknown_is_named(tmp_path: Path, cells: dict[str, object], reason: str) -> None:
+    with pytest.raises(UnpredictableError, match=reason):
+        setup(tmp_path, **cells)
+
+
+def test_tensorrt_llm_keeps_kv_in_fp8_with_fp8_checkpoints(tmp_path: Path) -> None:
+    assert setup(tmp_path, engine="tensorrt-llm", engine_version="1.0", dtype="fp8").kv_dtype == "fp8"
+    assert setup(tmp_path, engine="tensorrt-llm", engine_version="1.0", dtype="bf16").kv_dtype == "bf16"
+    assert setup(tmp_path, engine="vllm", dtype="fp8").kv_dtype == "bf16"
+
+
+def test_scaled_relatives_are_noted(tmp_path: Path) -> None:
+    """Nobody measured the kernels of the A100 40 GB: its times come from the 80 GB card, and the prediction says so."""
+    assert "scaled from a100-sxm-80" in setup(tmp_path, gpu="A100-SXM4-40GB").notes[0]
+    assert setup(tmp_path).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "date", "key", "budget"),
+    [
+        ("vllm(early)", "", "2023", "vllm-early", 8192),
+        ("vllm", "0.6.3", "", "vllm-v0", 8192),
+        ("vllm", "", "2024-10", "vllm-v0", 8192),
+        ("vllm", "0.11.0", "", "vllm-v1", 8192),
+        ("vllm", "0.18.0", "", "vllm-v1-async", 8192),
+        ("vllm", "", "2026-03", "vllm-v1-async", 8192),
+        ("sglang", "0.5.3", "", "sglang", 8192),
+        ("tensorrt-llm", "0.17", "", "trtllm", 8192),
+        ("tensorrt-llm", "0.5", "", "trtllm-static", 8192),
+    ],
+)
+def test_generations_by_version_or_date(engine: str, version: str, date: str, key: str, budget: int) -> None:
+    found = find_generation(engine, version, date, find_gpu("h100"), offline=False, static=False)
+    assert found is not None
+    assert found.key == key
+    assert found.max_num_batched_tokens == budget
+
+
+def test_a100_servers_of_vllm_v1_take_a_smaller_chunk_budget() -> None:
+    a100 = find_generation("vllm", "0.11", "", find_gpu("a100"), offline=False, static=False)
+    assert a100 is not None
+    assert (a100.max_num_batched_tokens, a100.max_num_seqs) == (2048, 256)
