@@ -61,6 +61,7 @@ def fit(
     source: Annotated[str, typer.Option("--source", help="Where the trace comes from, for the file.")] = "",
     licence: Annotated[str, typer.Option("--licence", help="Licence of the trace, for the file.")] = "",
     hourly: Annotated[bool, typer.Option("--hourly", help="Keep the rate of each hour.")] = False,
+    profile: Annotated[float | None, typer.Option("--profile", help="Keep the rate of every so many seconds.")] = None,
     split: Annotated[str, typer.Option("--split", help="Classes by prompt length, as in 2000,8000.")] = "",
     start: Start = 0.0,
     end: End = None,
@@ -86,6 +87,7 @@ def fit(
         cache_tokens=cache_tokens,
         num_points=points,
         hourly=hourly,
+        profile_step_s=profile,
     )
     for line in found.report.lines():
         output.note(f"note: {line}")

@@ -89,6 +89,14 @@ class Gaps:
 
 
 @dataclass(frozen=True, slots=True)
+class Profile:
+    """How the rate changes over time: factors with mean 1, each for `step_s` seconds, over and over."""
+
+    step_s: float
+    factor: FloatArray  # [k]
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """A description to sample from. Lengths are an empirical joint sample; arrivals follow rate and burstiness."""
 
@@ -108,6 +116,7 @@ class Workload:
     gaps: Gaps | None = None  # measured inter-arrival times; None: a gamma renewal process of `arrival_scv`
     hourly_req_per_s: tuple[float, ...] = ()  # rate of each hour, in order; () for one rate throughout
     notes: tuple[str, ...] = ()
+    profile: Profile | None = None  # None: the rate is the same all the time
 
     def at_rate(self, rate_req_per_s: float) -> Workload:
         """The same requests arriving faster or slower; hours and the trace are scaled along. Raises InputError."""
@@ -160,22 +169,26 @@ def sample(workload: Workload, n: int, seed: int) -> Requests:
 
     A description draws lengths from its joint sample and inter-arrival times from its measured gaps, or else from a
     gamma distribution of mean 1/rate and squared coefficient of variation `arrival_scv`; draws are independent, so
-    correlation between neighbours is lost. A trace is replayed from a random place, and starts over at its end with
+    correlation between neighbours is lost but for a `profile`, which starts at a random place and keeps its seconds at
+    every rate. A trace is replayed from a random place, and starts over at its end with
     prefix hashes of its own. Lengths do not depend on the rate: seeds give common random numbers across rates.
     """
     if n < 1:
         raise InputError(Problem(f"asks for {n} requests", key="n", expected="at least 1"))
     if workload.trace is not None:
         return _replay(workload.trace, workload.rate_req_per_s, n, seed)
-    arrivals, lengths = (np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(2))
+    arrivals, lengths, places = (np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(3))
     rows = lengths.choice(len(workload.weight), size=n, p=workload.weight)
     input_tokens = workload.input_tokens[rows]
     if workload.cached_tokens is not None:
         cached = workload.cached_tokens[rows]
     else:
         cached = np.minimum(np.rint(workload.prefix_hit_ratio * input_tokens).astype(np.int64), input_tokens - 1)
+    arrival_s = np.cumsum(_unit_gaps(workload, n, arrivals)) / workload.rate_req_per_s
+    if workload.profile is not None:
+        arrival_s = _with_profile(arrival_s, workload.profile, places.uniform())
     return Requests(
-        arrival_s=np.cumsum(_unit_gaps(workload, n, arrivals)) / workload.rate_req_per_s,
+        arrival_s=arrival_s,
         input_tokens=input_tokens,
         output_tokens=workload.output_tokens[rows],
         class_index=workload.class_index[rows],
@@ -190,6 +203,19 @@ def _unit_gaps(workload: Workload, n: int, rng: np.random.Generator) -> FloatArr
     if workload.arrival_scv == 0:
         return np.ones(n)
     return rng.gamma(1 / workload.arrival_scv, workload.arrival_scv, size=n)
+
+
+def _with_profile(steady_s: FloatArray, profile: Profile, place: float) -> FloatArray:
+    """Arrivals of a steady process on the clock of a profile, from a place (0 to 1) on: t with Λ(t) = steady time.
+
+    Λ is the integral of the factors; it grows by the profile's whole length in every round, since their mean is 1.
+    """
+    length_s = profile.step_s * len(profile.factor)
+    edges_s = profile.step_s * np.arange(len(profile.factor) + 1)
+    grown_s = profile.step_s * np.concatenate([[0.0], np.cumsum(profile.factor)])
+    start_s = place * length_s
+    rounds, rest_s = np.divmod(steady_s + np.interp(start_s, edges_s, grown_s), length_s)
+    return np.asarray(rounds * length_s + np.interp(rest_s, grown_s, edges_s) - start_s)
 
 
 def _replay(trace: Requests, rate_req_per_s: float, n: int, seed: int) -> Requests:

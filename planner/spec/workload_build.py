@@ -19,7 +19,7 @@ from splitplan.planner.spec.reading import Reading, check_kind
 from splitplan.planner.spec.shipped import file_of
 from splitplan.planner.spec.slo import Slo, parse_slo
 from splitplan.planner.spec.trace.read import read_trace
-from splitplan.planner.spec.workload import Gaps, RequestClass, Workload, check_rate
+from splitplan.planner.spec.workload import Gaps, Profile, RequestClass, Workload, check_rate
 from splitplan.planner.spec.workload_schema import ArrivalsFile, TraceFile, WorkloadFile
 from splitplan.planner.spec.workload_trace import workload_of_trace
 
@@ -83,6 +83,7 @@ def build_workload(document: Document, rate_req_per_s: float | None = None) -> W
         return _replayed(file, file.trace, rate_req_per_s, reading)
     rows = _rows(file, reading)
     gaps = _gaps(file.arrivals, reading)
+    profile = _profile(file.arrivals, reading)
     classes = _classes(file, reading)
     reading.stop_on_problems()
     own_rate = max(file.hourly_req_per_s) if file.hourly_req_per_s else file.rate_req_per_s
@@ -103,15 +104,17 @@ def build_workload(document: Document, rate_req_per_s: float | None = None) -> W
         gaps=gaps,
         hourly_req_per_s=tuple(hour * scale for hour in file.hourly_req_per_s),
         notes=_stationary_note(file),
+        profile=profile,
     )
 
 
 def _stationary_note(file: WorkloadFile) -> tuple[str, ...]:
-    if file.busiest_minute is None or file.busiest_minute < NOTEWORTHY_BUSIEST_MINUTE:
+    steady = file.arrivals.profile is None
+    if not steady or file.busiest_minute is None or file.busiest_minute < NOTEWORTHY_BUSIEST_MINUTE:
         return ()
     return (
         f"{file.name}: the busiest minute of its trace had {file.busiest_minute:.2f} times the mean rate; "
-        "samples are stationary at the mean, so plan with a higher --rate, or replay the trace itself",
+        "samples are stationary at the mean, so plan with a higher --rate, fit with --profile 60, or replay the trace itself",
     )
 
 
@@ -220,6 +223,16 @@ def _gaps(arrivals: ArrivalsFile, reading: Reading) -> Gaps | None:
     return Gaps(value / mean, weight)
 
 
+def _profile(arrivals: ArrivalsFile, reading: Reading) -> Profile | None:
+    if arrivals.profile is None:
+        return None
+    factor = np.array(arrivals.profile.factor, dtype=np.float64)
+    if factor.mean() <= 0:
+        reading.reject(("arrivals", "profile", "factor"), "are all 0", expected="at least one factor above 0")
+        return None
+    return Profile(arrivals.profile.step_s, factor / factor.mean())
+
+
 def _scv(arrivals: ArrivalsFile, gaps: Gaps | None) -> float:
     return arrivals.scv if gaps is None else float((gaps.value - 1.0) ** 2 @ gaps.weight)
 
@@ -238,6 +251,7 @@ def workload_hash(workload: Workload) -> str:
     arrays = [workload.input_tokens, workload.output_tokens, workload.class_index, workload.weight]
     arrays += [] if workload.cached_tokens is None else [workload.cached_tokens]
     arrays += [] if workload.gaps is None else [workload.gaps.value, workload.gaps.weight]
+    arrays += [] if workload.profile is None else [workload.profile.factor * workload.profile.step_s]
     if workload.trace is not None:
         trace = workload.trace
         arrays += [trace.arrival_s, trace.input_tokens, trace.output_tokens, trace.class_index, trace.cached_tokens]

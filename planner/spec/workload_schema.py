@@ -59,6 +59,17 @@ class LengthsFile(FileModel):
     like: Name | None = Field(None, description="the lengths of a workload that ships with the project")
 
 
+class ProfileFile(FileModel):
+    """How the rate changes over time."""
+
+    step_s: Annotated[float, Field(gt=0, le=1e6, json_schema_extra=unit("s"))] = Field(
+        60.0, description="of one factor"
+    )
+    factor: Annotated[list[Annotated[float, Field(ge=0, le=1e6)]], Field(min_length=1, max_length=100_000)] = Field(
+        description="rate of each step over the mean rate; repeated, from a random place on"
+    )
+
+
 class ArrivalsFile(FileModel):
     """How bursty arrivals are."""
 
@@ -71,6 +82,7 @@ class ArrivalsFile(FileModel):
     weight: Annotated[list[Annotated[float, Field(ge=0)]], Field(max_length=10_000)] = Field(
         [], description="relative weight of each gap; left out: all alike"
     )
+    profile: ProfileFile | None = Field(None, description="left out: the same rate all the time")
 
 
 class ClassFile(FileModel):

@@ -10,11 +10,11 @@ import pytest
 from splitplan.catalogs.documents import parse_document
 from splitplan.catalogs.errors import InputError
 from splitplan.planner.spec.arrivals import burstiness
-from splitplan.planner.spec.describe import fit_document, hourly_rates
+from splitplan.planner.spec.describe import HOUR_S, fit_document, rates_by_step
 from splitplan.planner.spec.fit import WEIGHT_UNITS, fit_gaps, fit_lengths
 from splitplan.planner.spec.summary import summarise, weighted_quantiles
 from splitplan.planner.spec.trace.read import read_trace
-from splitplan.planner.spec.workload import FloatArray, Requests, Workload, load_workload
+from splitplan.planner.spec.workload import FloatArray, Requests, Workload, load_workload, sample
 from splitplan.planner.spec.workload_build import build_workload
 from splitplan.planner.spec.yaml_text import yaml_text
 from tests.conftest import SHARED, needs_shared
@@ -122,7 +122,54 @@ def test_hours_keep_their_rates_and_burstiness_is_what_is_left_within() -> None:
 
 def test_a_last_part_hour_counts_for_its_own_length() -> None:
     requests = requests_at(np.arange(0, 5400.0, 0.5))
-    assert hourly_rates(requests) == pytest.approx([2.0, 2.0], rel=1e-3)
+    assert rates_by_step(requests, HOUR_S, shortest_part=0.2) == pytest.approx([2.0, 2.0], rel=1e-3)
+
+
+def test_a_profile_gives_back_slow_changes_of_the_rate() -> None:
+    """Poisson arrivals whose rate swings 3:1 over ten minutes: variance over mean of counts per minute."""
+    rng = np.random.default_rng(6)
+    candidates = np.sort(rng.uniform(0, 36_000, 36_000 * 15))
+    arrival_s = candidates[rng.uniform(size=len(candidates)) < (10 + 5 * np.sin(candidates / 95.5)) / 15]
+    requests = requests_at(arrival_s - arrival_s[0])
+
+    def dispersion(arrivals: FloatArray) -> float:
+        counts = np.bincount((arrivals // 60).astype(np.int64))[1:-1]
+        return float(counts.var() / counts.mean())
+
+    real = dispersion(requests.arrival_s)
+    assert real > 50
+    varying = sample(read_back(requests, profile_step_s=60.0), 300_000, seed=0)
+    assert dispersion(varying.arrival_s) == pytest.approx(real, rel=0.1)
+    assert varying.rate_req_per_s == pytest.approx(requests.rate_req_per_s, rel=0.02)
+    assert dispersion(sample(read_back(requests), 300_000, seed=0).arrival_s) < 5
+
+
+def test_a_profile_keeps_its_seconds_when_the_rate_grows() -> None:
+    text = "kind: Workload\nversion: 1\nname: x\nlengths: {fixed: {input: 1, output: 1}}\nrate_req_per_s: 10\n"
+    text += "arrivals: {scv: 0, profile: {step_s: 5, factor: [0, 2]}}\n"
+    workload = build_workload(parse_document(text, "x.yaml"))
+    for rate in (10.0, 100.0):
+        arrival_s = sample(workload.at_rate(rate), 2000, seed=1).arrival_s
+        gaps = np.diff(arrival_s)
+        assert gaps.max() == pytest.approx(5.0, abs=0.2)
+        assert gaps.min() == pytest.approx(1 / (2 * rate))
+    with pytest.raises(InputError, match="one of the two"):
+        read_back(requests_at(np.arange(100.0)), hourly=True, profile_step_s=60.0)
+    with pytest.raises(InputError, match="above 0, in seconds"):
+        read_back(requests_at(np.arange(100.0)), profile_step_s=0.0)
+
+
+@needs_shared
+def test_azure_conversation_by_minute_varies_like_its_trace() -> None:
+    """Variance over mean of counts per minute: 16 in the trace, 1.1 in the steady description."""
+    minutes = []
+    for seed in range(5):
+        arrival_s = sample(load_workload("azure-conv-by-minute"), 19_366, seed).arrival_s
+        counts = np.bincount((arrival_s // 60).astype(np.int64))[1:-1]
+        minutes.append(counts.var() / counts.mean())
+    trace = read_trace(SHARED / "data" / "traces" / TRACES["azure-conv"]).requests.arrival_s
+    counts = np.bincount((trace // 60).astype(np.int64))[:-1]
+    assert np.mean(minutes) == pytest.approx(counts.var() / counts.mean(), rel=0.15)
 
 
 def test_requests_at_one_moment_have_no_rate_to_fit() -> None:
