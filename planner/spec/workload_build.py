@@ -114,7 +114,8 @@ def _stationary_note(file: WorkloadFile) -> tuple[str, ...]:
         return ()
     return (
         f"{file.name}: the busiest minute of its trace had {file.busiest_minute:.2f} times the mean rate; "
-        "samples are stationary at the mean, so plan with a higher --rate, fit with --profile 60, or replay the trace itself",
+        "samples are stationary at the mean, so plan with a higher --rate, fit with --profile 60, "
+        "or replay the trace itself",
     )
 
 
