@@ -30,15 +30,17 @@ def attention(
 
 
 def attention_bound(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> float:
-    """Weights and output are rounded once (2u·max|v|); a score off by δ moves a weight by the factor 1 + δ.
+    """Weights and output are rounded once (3u·max|v| in all); a score off by δ moves a weight by the factor 1 + δ.
 
-    δ: float32 accumulation over head_dim products of the largest elements, times two for numerator and denominator.
+    δ: float32 accumulation of head_dim products, whose absolute sum is taken at its largest, growing as √head_dim;
+    twice, for numerator and denominator. Accumulating over the keys in float32 grows as the root of their number.
     """
     unit, single = UNIT_ROUNDOFF[query.dtype], UNIT_ROUNDOFF[torch.float32]
-    size = float(value.abs().max())
-    score = float(query.abs().max() * key.abs().max()) * math.sqrt(query.shape[-1])
-    score_error = 2 * score * math.sqrt(query.shape[-1]) * single
-    return float(size * (3 * unit + score_error + key.shape[0] * single))
+    group = query.shape[1] // key.shape[1]
+    keys = key.double().abs().repeat_interleave(group, 1)
+    sums = torch.einsum("mhd,nhd->hmn", query.double().abs(), keys)
+    score_error = 2 * single * float(sums.max())  # / √head_dim · √head_dim
+    return float(value.abs().max()) * (3 * unit + score_error + 2 * math.sqrt(key.shape[0]) * single)
 
 
 def paged(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
