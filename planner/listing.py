@@ -341,10 +341,10 @@ def _profile_rows() -> list[Row]:
 
 def _profile_facts(name: str) -> list[Fact]:
     from splitplan.profiler.describe import PRECEDENCE, describe
-    from splitplan.profiler.store import find_profile
+    from splitplan.profiler.store import find_profile, load_profile
 
     gpu, _, engine = name.partition("/")
-    profile = find_profile(find_gpu(gpu).name, engine or "vllm")
+    profile = load_profile(name) if name.endswith(".npz") else find_profile(find_gpu(gpu).name, engine or "vllm")
     return [
         Fact("gpu", profile.gpu),
         Fact("engine", f"{profile.engine} {profile.engine_version}"),

@@ -17,6 +17,7 @@ importers = typer.Typer(help="Turn published measurements into a profile.", no_a
 app.add_typer(importers, name="import")
 app.command(epilog=profile_sources.ENGINE_EXAMPLE)(profile_sources.engine)
 app.command(epilog=profile_sources.LINK_EXAMPLE)(profile_sources.link)
+app.command(epilog=profile_sources.MERGE_EXAMPLE)(profile_sources.merge)
 app.command(hidden=True)(profile_sources.worker)
 
 

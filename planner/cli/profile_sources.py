@@ -11,6 +11,7 @@ import typer
 from splitplan.planner.cli import output
 
 LINK_EXAMPLE = "Example: srun -N2 --ntasks-per-node=1 --gpus-per-task=1 planner profile link --at $FIRST_NODE:29400"
+MERGE_EXAMPLE = "Example: planner profile merge h100-sxm.splitplan.npz --engine vllm -o h100-sxm.vllm.npz"
 ENGINE_EXAMPLE = "Example: planner profile engine --url http://127.0.0.1:8000 --gpu h100 --tp 2 -o points.csv"
 
 
@@ -75,6 +76,33 @@ def link(
     for num_bytes, seconds in zip(reading.sizes_bytes, reading.seconds, strict=True):
         typer.echo(f"{num_bytes:>12,} bytes  {1e6 * seconds:12.1f} us  {num_bytes / seconds / 1e9:8.2f} GB/s")
     typer.echo(f"{reading.bytes_per_s / 1e9:.2f} GB/s, first byte after {1e6 * reading.latency_s:.1f} us ({backend})")
+
+
+def merge(
+    measured: Annotated[Path, typer.Argument(help="Profile measured here.")],
+    engine: Annotated[str, typer.Option(help="Whose shipped profile of the GPU to put it before.")] = "vllm",
+    base: Annotated[Path | None, typer.Option(help="A profile file instead of the shipped one.")] = None,
+    file: Annotated[Path | None, typer.Option("-o", "--output", help="Default: <gpu>.<engine>.npz here.")] = None,
+    json: output.JsonFlag = False,
+) -> None:
+    """Put what was measured here before what was published: its rows replace, and the published are scaled to meet."""
+    from splitplan.catalogs.gpus import find_gpu
+    from splitplan.profiler.merge import merge_profiles
+    from splitplan.profiler.store import find_profile, load_profile, save_profile
+
+    ours = load_profile(measured)
+    theirs = load_profile(base) if base else find_profile(ours.gpu, engine)
+    merged = merge_profiles(theirs, ours, find_gpu(ours.gpu))
+    path = file or Path(f"{merged.gpu}.{merged.engine}.npz")
+    content_hash = save_profile(merged, path)
+    scales = {key: value for key, value in merged.provenance.items() if key.startswith("merged")}
+    if json:
+        output.print_json("profile-merge", {"path": str(path), "content_hash": content_hash, "merged": scales})
+        return
+    typer.echo(f"{path}  {merged.gpu}, {merged.engine} {merged.engine_version}")
+    for key, value in scales.items():
+        typer.echo(f"  {key}: {value}")
+    output.note(f"Next: planner solve … --profile {path}")
 
 
 def worker(
