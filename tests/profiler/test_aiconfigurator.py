@@ -115,6 +115,26 @@ def test_products_that_time_their_launch_are_left_out(package: Path) -> None:
     assert any("launch by the host" in note for note in profile.notes)
 
 
+def test_a_hiccup_between_two_quick_neighbours_is_left_out(package: Path) -> None:
+    """The third of six took three times its neighbours; a step up that stays, or a slow first row, is no hiccup."""
+    rows: Rows = {
+        "gemm_dtype": ["bfloat16"] * 6,
+        "m": [1, 2, 3, 4, 5, 6],
+        "n": [4096] * 6,
+        "k": [2048] * 6,
+        "latency": [0.025, 0.01, 0.03, 0.011, 0.03, 0.031],
+    }
+    write(package, "h100_sxm/gemm/vllm/0.25.0/gemm_perf.parquet", rows)
+    profile = importer.import_profile("h100-sxm", "vllm", importer.find_source(package))
+    assert profile.tables["gemm"].keys["m"].tolist() == [1, 2, 4, 5, 6]
+    assert profile.provenance["rows_dropped_spikes"] == "1"
+
+
+def test_a_gpu_may_be_named_as_users_name_it(package: Path, tmp_path: Path) -> None:
+    (path, profile), *rest = importer.import_profiles(package, ["H100"], ["vllm"], tmp_path)
+    assert (path.name, profile.gpu, rest) == ("h100-sxm.vllm.npz", "h100-sxm", [])
+
+
 def test_the_newest_version_wins_by_number_not_by_spelling(package: Path) -> None:
     """0.24.0 comes after 0.9.0, 2.27.3 after 2.9.1; a table the main version lacks comes from an older one, said so."""
     profile = importer.import_profile("h100-sxm", "vllm", importer.find_source(package))

@@ -268,6 +268,15 @@ def test_skewed_routing_costs_more_than_balanced() -> None:
     assert skewed > 1.2 * balanced
 
 
+# Memory-bound
+
+
+def test_finding_the_scale_of_activations_is_read_from_its_table() -> None:
+    published = row("h100-sxm", "quantize", stage="cast", m=4096, k=8192)
+    assert float(ops("h100-sxm").quantize(4096, 8192, stage="cast").seconds) == pytest.approx(published)
+    assert ops("a100-sxm-80").quantize(4096, 8192).basis == Basis.ASSUMED
+
+
 # Collectives
 
 
@@ -364,7 +373,7 @@ def test_attention_of_any_shape_takes_sane_time(
     ):
         seconds = float(getattr(ops(gpu), name)(*sizes, **more, **shape).seconds)
         assert np.isfinite(seconds)
-        assert 0.08 < seconds / float(getattr(rooflines(gpu), name)(*sizes, **more, **shape).seconds) < 30
+        assert 0.08 < seconds / float(getattr(rooflines(gpu), name)(*sizes, **more, **shape).seconds) < 60
 
 
 @pytest.mark.parametrize("gpu", GPUS)
