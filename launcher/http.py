@@ -53,8 +53,11 @@ class Head:
 Handler = Callable[[Request, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def serve(handler: Handler, host: str, port: int) -> asyncio.Server:
-    """Listen; `handler` writes the reply itself. Connections close after each reply, which keeps streaming simple."""
+async def serve(handler: Handler, host: str, port: int, *, share_port: bool = False) -> asyncio.Server:
+    """Listen; `handler` writes the reply itself. Connections close after each reply, which keeps streaming simple.
+
+    With `share_port` another process may listen on the same port beside this one.
+    """
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -69,7 +72,9 @@ async def serve(handler: Handler, host: str, port: int) -> asyncio.Server:
         finally:
             writer.close()
 
-    return await asyncio.start_server(connected, host, port, limit=MAX_HEAD_BYTES, backlog=1024)
+    return await asyncio.start_server(
+        connected, host, port, limit=MAX_HEAD_BYTES, backlog=1024, reuse_port=True if share_port else None
+    )
 
 
 async def read_request(reader: asyncio.StreamReader) -> Request | None:

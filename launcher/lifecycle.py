@@ -85,7 +85,7 @@ def launch(
     path, folder = state_path(plan_path), log_folder(plan_path)
     with _locked(folder), interruptible():
         state = _existing(plan, path, options)
-        engine, cluster = _placed(plan, options, state)
+        engine, cluster = placed(plan, options, state)
         preflight.check(cluster, engine)
         if not state.processes:
             _raise_if(target.preflight(cluster, engine))
@@ -144,8 +144,8 @@ def find_target(name: str, options: LaunchOptions) -> Target:
     return LIVE_TARGETS[name](options)
 
 
-def _placed(plan: Plan, options: LaunchOptions, state: ClusterState) -> tuple[EngineAdapter, Cluster]:
-    """Engine and cluster; on this machine all ports come from one free range, kept when launched again."""
+def placed(plan: Plan, options: LaunchOptions, state: ClusterState) -> tuple[EngineAdapter, Cluster]:
+    """Engine and cluster of a plan; on this machine all ports come from one free range, kept when launched again."""
     engine = make_engine(plan, options)
     if options.target != "local":
         return engine, make_cluster(plan, options, engine)
@@ -154,7 +154,9 @@ def _placed(plan: Plan, options: LaunchOptions, state: ClusterState) -> tuple[En
     options = replace(options, addresses=dict.fromkeys(hosts, ADDRESS), router_host="")
     first = int(state.extra.get("base_port", 0)) or options.base_port
     if first:
-        return engine, make_cluster(plan, replace(options, base_port=first), engine)
+        cluster = make_cluster(plan, replace(options, base_port=first), engine)
+        front = int(state.extra.get("front_port", cluster.router.port))  # where it took over from another cluster
+        return engine, replace(cluster, router=replace(cluster.router, port=front))
     for base in range(FIRST_PORT, 60000, PORT_STEP):
         cluster = make_cluster(plan, replace(options, base_port=base), engine)
         if not taken(ports_of(cluster)):

@@ -61,6 +61,10 @@ class EngineAdapter(Protocol):
         """Whether one router serves disaggregated and colocated instances together."""
 
     @property
+    def drains(self) -> bool:
+        """Whether its router can share its port with a second one and ends after its last stream on SIGUSR1."""
+
+    @property
     def needs_weights(self) -> bool:
         """Whether it loads a real model, and so obeys the real engine's rules."""
 

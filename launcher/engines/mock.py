@@ -31,6 +31,7 @@ class MockEngineAdapter:
     needs_weights: bool = False
     comparison: Comparison = "alone"
     router_ready_path: str = "/v1/models"
+    drains: bool = True
 
     def problems(self, cluster: Cluster) -> list[Problem]:
         """A mock needs the plan's timing tables, and its instances are single processes."""

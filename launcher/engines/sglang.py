@@ -35,6 +35,7 @@ class SglangEngine:
     needs_weights: bool = True
     comparison: Comparison = "twice"  # a prefill or decode server answers only as half of a pair
     router_ready_path: str = "/v1/models"
+    drains: bool = False
 
     @staticmethod
     def create(

@@ -43,6 +43,7 @@ class VllmEngine:
     needs_weights: bool = True
     comparison: Comparison = "alone"
     router_ready_path: str = "/v1/models"
+    drains: bool = False
 
     @staticmethod
     def create(

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ from splitplan.launcher import http
 from splitplan.launcher.mock.engine import config_argument, run_until_terminated
 
 RETRY_AFTER_S = 3.0
+ACCEPTED_S = 0.1
 PREFILL_TIMEOUT_S = 600.0
 PREFILL_HEADER, DECODE_HEADER = "x-splitplan-prefill", "x-splitplan-decode"
 
@@ -79,17 +82,25 @@ class MockRouter:
                 self.share[name] = self.share.get(name, 0.0) + path.share
         self.ready: set[str] = set()
         self.failed_requests = 0
+        self.active = 0
 
     async def run(self) -> None:
-        """Serve until cancelled."""
-        server = await http.serve(self.handle, self.config.host, self.config.port)
-        async with server:
-            await asyncio.gather(server.serve_forever(), self._watch())
+        """Serve until cancelled; on SIGUSR1 take nothing new and end after the last stream."""
+        server = await http.serve(self.handle, self.config.host, self.config.port, share_port=True)
+        draining = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, draining.set)
+        watch = asyncio.create_task(self._watch())
+        await draining.wait()
+        await asyncio.sleep(ACCEPTED_S)  # what the kernel has accepted for us by now is still ours
+        server.close()
+        while self.active:
+            await asyncio.sleep(0.02)
+        watch.cancel()
 
     async def handle(self, request: http.Request, writer: asyncio.StreamWriter) -> None:
         """One HTTP request."""
         if request.path == "/health":
-            http.send_text(writer, "")
+            http.send_text(writer, str(os.getpid()))  # which of two routers on one port this is
         elif request.path == "/metrics":
             http.send_text(writer, self.metrics())
         elif request.path == "/v1/models":
@@ -103,6 +114,13 @@ class MockRouter:
 
     async def forward(self, request: http.Request, writer: asyncio.StreamWriter) -> None:
         """Try paths until one serves; a stream that began is never tried again."""
+        self.active += 1
+        try:
+            await self._forward(request, writer)
+        finally:
+            self.active -= 1
+
+    async def _forward(self, request: http.Request, writer: asyncio.StreamWriter) -> None:
         body = request.json()
         tried: set[tuple[str, str]] = set()
         while path := self._next_path(tried):

@@ -43,13 +43,22 @@ class LocalTarget:
         return found
 
     def apply(
-        self, cluster: Cluster, engine: EngineAdapter, state: ClusterState, folder: Path, save: Save
+        self,
+        cluster: Cluster,
+        engine: EngineAdapter,
+        state: ClusterState,
+        folder: Path,
+        save: Save,
+        *,
+        instances_only: bool = False,
     ) -> ClusterState:
-        """Start each process that does not run yet with this very command."""
+        """Start each process that does not run yet with this very command; `instances_only` leaves routers alone."""
         state = started_state(cluster, engine, state, self.name)
         save(state)
         for host, services in services_by_host(cluster, engine).items():
             for service in services:
+                if instances_only and service.member is None:
+                    continue
                 process = describe(service, host, folder)
                 running = next((each for each in state.processes if each.name == process.name), None)
                 if running and self.is_running(running, state):
@@ -85,10 +94,10 @@ def started_state(cluster: Cluster, engine: EngineAdapter, state: ClusterState, 
         engine=f"{engine.name}@{engine.version}",
         plan_hash=cluster.plan_hash,
         model=cluster.served_name,
-        endpoints=tuple(router.url for router in cluster.routers),
+        endpoints=state.endpoints or tuple(router.url for router in cluster.routers),
         phase="starting",
         kv_bytes_per_token=cluster.plan.kv_bytes_per_token,
-        extra={**state.extra, "base_port": cluster.router.port, "comparison": engine.comparison},
+        extra={"base_port": cluster.router.port, **state.extra, "comparison": engine.comparison},
     )
 
 

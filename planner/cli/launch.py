@@ -48,6 +48,10 @@ def launch(
     by_rack: Annotated[
         bool, typer.Option("--by-rack", help="Slurm: any node of the planned rack (a feature of its name).")
     ] = False,
+    replace: Annotated[
+        Path | None,
+        typer.Option(help="Take over from this running plan (or its changed file) without dropping streams."),
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave a failed start as it is, to look at it.")] = False,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds until everything must serve.")] = 3600.0,
     probe: Annotated[bool, typer.Option(help="End with requests across prefill and decode, compared.")] = True,
@@ -91,7 +95,7 @@ def launch(
     if dry_run:
         _write(document, options, output, json=json)
     else:
-        _start(document, plan, options, keep=keep, timeout_s=timeout, with_probe=probe, json=json)
+        _start(document, plan, options, keep=keep, timeout_s=timeout, with_probe=probe, old=replace, json=json)
 
 
 def _write(plan: Plan, options: LaunchOptions, output: Path | None, *, json: bool) -> None:
@@ -109,13 +113,26 @@ def _write(plan: Plan, options: LaunchOptions, output: Path | None, *, json: boo
 
 
 def _start(
-    plan: Plan, path: Path, options: LaunchOptions, *, keep: bool, timeout_s: float, with_probe: bool, json: bool
+    plan: Plan,
+    path: Path,
+    options: LaunchOptions,
+    *,
+    keep: bool,
+    timeout_s: float,
+    with_probe: bool,
+    old: Path | None,
+    json: bool,
 ) -> None:
     from dataclasses import asdict
 
     from splitplan.launcher.lifecycle import launch as start
 
-    launched = start(plan, path, options, keep=keep, timeout_s=timeout_s, with_probe=with_probe, progress=note)
+    if old is not None:
+        from splitplan.launcher.changes import replace_running
+
+        launched = replace_running(plan, path, options, old_plan_path=old, timeout_s=timeout_s, progress=note)
+    else:
+        launched = start(plan, path, options, keep=keep, timeout_s=timeout_s, with_probe=with_probe, progress=note)
     state, report = launched.state, launched.report
     if json:
         data = {"endpoints": list(state.endpoints), "processes": [asdict(each) for each in state.processes]}

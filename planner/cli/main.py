@@ -26,6 +26,7 @@ from splitplan.planner.cli import (
     logs,
     profile,
     replan,
+    scale,
     simulate,
     solve,
     status,
@@ -75,6 +76,7 @@ app.command("launch", rich_help_panel=CLUSTER)(launch.launch)
 app.command("status", rich_help_panel=CLUSTER)(status.status)
 app.command("logs", rich_help_panel=CLUSTER)(logs.logs)
 app.command("bench", rich_help_panel=CLUSTER)(bench.bench)
+app.command("scale", rich_help_panel=CLUSTER)(scale.scale)
 app.command("destroy", rich_help_panel=CLUSTER)(destroy.destroy)
 app.add_typer(profile.app, name="profile", rich_help_panel=FACTS)
 app.command("calibrate", rich_help_panel=FACTS)(calibrate.calibrate)
