@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from splitplan.profiler.rows import Row, RowSink
 from splitplan.profiler.runners import DeviceLostError, Runner
 from splitplan.profiler.timer import Effort
 
-SLOWER_AT_MOST = 50.0  # how far an estimate is corrected by what its family has shown
+LARGEST_SHARE = 0.1  # of the budget: a point that turns out to cost more is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +39,25 @@ class Outcome:
 
 
 class Estimates:
-    """Estimates that learn: the ratio of measured to estimated time of each family, smoothed."""
+    """Estimates that learn: a point costs its estimate times what the nearest measured one of its family showed."""
 
     def __init__(self, effort: Effort) -> None:
         self._effort = effort
-        self._ratio: dict[str, float] = {}
+        self._seen: dict[str, list[tuple[float, float]]] = {}  # by family: (log of the estimate, log of the ratio)
 
     def cost_s(self, point: Point) -> float:
         """Expected seconds of measuring a point."""
-        return point_cost_s(replace(point, op_s=point.op_s * self._ratio.get(point.family, 1.0)), self._effort)
+        here = math.log(max(point.op_s, 1e-9))
+        seen = self._seen.get(point.family)
+        ratio = min(seen, key=lambda pair: abs(pair[0] - here))[1] if seen else 0.0
+        return point_cost_s(replace(point, op_s=point.op_s * math.exp(ratio)), self._effort)
 
     def learn(self, point: Point, median_s: float) -> None:
         """Takes in one measured point."""
-        ratio = min(max(median_s / max(point.op_s, 1e-9), 1 / SLOWER_AT_MOST), SLOWER_AT_MOST)
-        known = self._ratio.get(point.family)
-        self._ratio[point.family] = ratio if known is None else 0.5 * known + 0.5 * ratio
+        estimate_s = max(point.op_s, 1e-9)
+        self._seen.setdefault(point.family, []).append(
+            (math.log(estimate_s), math.log(max(median_s, 1e-9) / estimate_s))
+        )
 
 
 def measure_plan(
@@ -73,12 +78,14 @@ def measure_plan(
     finished = {row.key for row in rows.rows}
     todo = [point for point in plan.points if point.key not in finished]
     deadline = None if budget_s is None else clock() + budget_s
+    ceiling_s = math.inf if budget_s is None else LARGEST_SHARE * budget_s
     estimates, unmeasured, new_rows = Estimates(plan.effort), [], []
     for index, point in enumerate(todo):
         left_s = sum(estimates.cost_s(later) for later in todo[index:])
         if deadline is not None:
             left_s = min(left_s, deadline - clock())
-            if clock() + estimates.cost_s(point) > deadline:
+            cost_s = estimates.cost_s(point)
+            if clock() + cost_s > deadline or cost_s > ceiling_s:
                 unmeasured.append(point)
                 continue
         show(Progress(index, len(todo), max(left_s, 0.0), point.key))

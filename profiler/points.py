@@ -122,6 +122,7 @@ def point_cost_s(point: Point, effort: Effort) -> float:
 def _shed(points: Sequence[Point], budget_s: float, family_setup_s: float) -> MeasurementPlan:
     effort = _effort_within(budget_s, len(points))
     ceiling_s = max(MAX_SHARE_OF_BUDGET * budget_s, 2 * (effort.warmup_s + effort.repeat_s))
+    effort = replace(effort, long_call_s=ceiling_s / (2 + effort.min_repetitions))
     affordable = [point for point in points if point_cost_s(point, effort) <= ceiling_s]
     kept: list[Point] = []
     spent_s = family_setup_s * len({point.family for point in affordable})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -48,9 +49,11 @@ class OperationRunner:
         try:
             operation = self._workbench.prepare(point)
             operation.poison()
+            start_s = time.perf_counter()
             operation.call(0)
-            if not operation.is_finite():
+            if not operation.is_finite():  # waits for the call
                 raise ProfileError("the operation left part of its output unwritten, or wrote NaN or infinity")
+            effort = effort.for_call(time.perf_counter() - start_s)
             before = self._device.state()
             timing = self._timer.measure(operation.call, effort, rotations=operation.rotations)
             return Run(timing, operation.cache, before, self._device.state())

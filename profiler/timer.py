@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 Call = Callable[[int], Any]
@@ -23,6 +23,13 @@ class Effort:
     repeat_s: float = 0.1
     min_repetitions: int = 3
     max_repetitions: int = 10_000
+    long_call_s: float = 1e9  # a call that takes longer is run once more, not warmed up and repeated
+
+    def for_call(self, first_call_s: float) -> Effort:
+        """The effort for an operation whose first call took so long."""
+        if first_call_s <= self.long_call_s:
+            return self
+        return replace(self, warmup_s=0.0, repeat_s=0.0, min_repetitions=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +59,8 @@ class CpuTimer:
         self._clock = clock
 
     def measure(self, call: Call, effort: Effort, *, rotations: int = 1) -> Timing:
-        """Warms up for `warmup_s` (at least one call), then repeats for `repeat_s`."""
-        index = self._repeat(call, effort.warmup_s, 1, effort.max_repetitions, 0, [])
+        """Warms up for `warmup_s` (at least one call, unless it is 0), then repeats for `repeat_s`."""
+        index = self._repeat(call, effort.warmup_s, int(effort.warmup_s > 0), effort.max_repetitions, 0, [])
         seconds: list[float] = []
         self._repeat(call, effort.repeat_s, effort.min_repetitions, effort.max_repetitions, index, seconds)
         return summarise(seconds)

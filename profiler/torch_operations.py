@@ -16,7 +16,14 @@ from splitplan.profiler.timer import CpuTimer, Effort
 
 BLOCK_TOKENS = 16
 CPU_ROTATION_BYTES = 96 * 2**20  # three times the last-level cache of a large server part
-CPU_SLOWDOWN = {"prefill_attention": 5.0, "mla_prefill": 5.0, "decode_attention": 10.0, "mla_decode": 10.0, "moe": 2.0}
+CPU_SLOWDOWN = {
+    "prefill_attention": 5.0,
+    "mla_prefill": 5.0,
+    "decode_attention": 10.0,
+    "mla_decode": 10.0,
+    "moe": 2.0,
+    "elementwise": 5.0,
+}
 """How far torch's CPU attention stays behind the product's rate, seen on one machine: only prices points."""
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from splitplan.catalogs.errors import ProfileError
 from splitplan.profiler.device import DeviceState, is_throttled
-from splitplan.profiler.measure import Outcome, measure_plan
-from splitplan.profiler.points import MeasurementPlan, Point, make_point
+from splitplan.profiler.measure import Estimates, Outcome, measure_plan
+from splitplan.profiler.points import SETUP_S, MeasurementPlan, Point, make_point
 from splitplan.profiler.rows import RowFile, profile_from_rows, read_rows
 from splitplan.profiler.runners import DeviceLostError, Run
 from splitplan.profiler.timer import Effort, Timing
@@ -156,13 +157,25 @@ def test_throttling_is_a_clock_that_fell_by_more_than_a_tenth_or_a_hot_chip(
 
 
 def test_a_budget_ends_the_run_in_time_and_says_what_it_left_out(tmp_path: Path) -> None:
-    """Points cost three times their estimate: the run must learn that and still end within its budget."""
+    """20 points of 0.8 s do not fit 12 s; the run ends within it and accounts for all."""
     clock = FakeClock()
     plan = plan_of(20)
-    outcome = run(tmp_path / "p.rows.jsonl", plan, FakeRunner(clock, cost_s=0.8), budget_s=8.0, clock=clock)
-    assert clock.now_s <= 8.0 + 0.8
+    outcome = run(tmp_path / "p.rows.jsonl", plan, FakeRunner(clock, cost_s=0.8), budget_s=12.0, clock=clock)
+    assert clock.now_s <= 12.0 + 0.8
     assert outcome.measured + len(outcome.unmeasured) == 20
     assert outcome.unmeasured
+
+
+def test_a_budget_learns_from_the_points_it_has_seen() -> None:
+    """Large points of a family took a hundred times their estimate, small ones what was estimated: so will the next."""
+    estimates = Estimates(Effort(0.0, 0.0))
+    points = [
+        replace(point, op_s=op_s) for point, op_s in zip(plan_of(4).points, (1e-5, 1e-2, 2e-5, 2e-2), strict=True)
+    ]
+    estimates.learn(points[0], 1e-5)
+    estimates.learn(points[1], 1.0)
+    assert estimates.cost_s(points[2]) == pytest.approx(SETUP_S + 5 * 2e-5)
+    assert estimates.cost_s(points[3]) == pytest.approx(SETUP_S + 5 * 2.0)
 
 
 def test_every_row_says_where_it_comes_from(tmp_path: Path) -> None:

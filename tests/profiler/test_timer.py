@@ -55,6 +55,14 @@ def test_a_long_call_is_repeated_the_least_number_of_times() -> None:
     assert len(machine.calls) == 4
 
 
+def test_a_call_that_turns_out_long_is_run_only_once_more() -> None:
+    effort = Effort(0.025, 0.1, long_call_s=1.0)
+    assert effort.for_call(0.9) == effort
+    machine = Machine(10.0)
+    timing = CpuTimer(machine.clock).measure(machine.call, effort.for_call(10.0))
+    assert (timing.repetitions, len(machine.calls)) == (1, 1)
+
+
 def test_every_call_gets_its_own_number_so_that_buffers_can_rotate() -> None:
     machine = Machine(0.01)
     CpuTimer(machine.clock).measure(machine.call, Effort(0.02, 0.05))
