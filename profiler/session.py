@@ -32,6 +32,8 @@ ENGINE = "splitplan"
 KV_SHARE_OF_MEMORY = 8  # one layer's KV under measurement takes at most an eighth of the device
 CPU_KV_LIMIT_BYTES = 512 * 2**20
 MIN_BUDGET_S = 5.0
+WEIGHT_DTYPES = ("bf16", "fp16", "fp8", "fp32")  # that some device has an operation for
+KV_DTYPES = ("bf16", "fp16", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,10 @@ def measure_device(
     """
     start = time.monotonic()
     budget_s = _checked_budget(options.budget_s)
-    models = _models(options)  # names are checked before anything slow begins
+    models = _models(options)  # what can be wrong is checked before anything slow begins
+    _check_dtypes(options)
+    if path is not None and path.is_dir():
+        raise InputError(Problem("is a folder", str(path), "-o", "a file to write, such as h100.npz"))
     bench = open_bench(device, gpu_name)
     path = path or Path(f"{bench.gpu.name}.{ENGINE}.npz")
     try:
@@ -123,7 +128,11 @@ def measure_device(
             )
     finally:
         bench.close()
-    save_profile(profile, path)
+    try:
+        save_profile(profile, path)
+    except OSError as error:
+        problem = Problem(f"cannot be written: {error.strerror}", str(path), next_step=f"the rows are in {rows_path}")
+        raise ProfileError(problem) from None
     return Measured(profile, path, rows_path, plan, outcome)
 
 
@@ -284,7 +293,20 @@ def _models(options: Options) -> tuple[Model, ...]:
     return tuple(find_model(name, where="--model") for name in options.models)
 
 
+def _check_dtypes(options: Options) -> None:
+    asked = (("--dtype", options.dtypes, WEIGHT_DTYPES), ("--kv-dtype", options.kv_dtypes, KV_DTYPES))
+    problems = [
+        Problem(f"is '{shorten(name)}'", "", key, " | ".join(known))
+        for key, names, known in asked
+        for name in names
+        if name not in known
+    ]
+    if problems:
+        raise InputError(problems)
+
+
 def _request(gpu: Gpu, options: Options, host_gpus: int, models: tuple[Model, ...] | None = None) -> Request:
+    _check_dtypes(options)
     is_cpu = gpu.name == "cpu"
     sizes = options.tensor_parallel or ((1,) if is_cpu else _powers_of_two(host_gpus))
     return Request(

@@ -144,6 +144,18 @@ def test_a_budget_is_a_sane_number_of_seconds(budget_s: float) -> None:
         session.plan_without_hardware("h100", session.Options(budget_s=budget_s))
 
 
+def test_dtypes_that_nothing_runs_are_all_named_at_once() -> None:
+    options = session.Options(dtypes=("bf16", "int3"), kv_dtypes=("foo",))
+    with pytest.raises(InputError) as caught:
+        session.plan_without_hardware("h100", options)
+    assert [problem.key for problem in caught.value.problems] == ["--dtype", "--kv-dtype"]
+
+
+def test_a_folder_is_no_file_to_write_to(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="folder"):
+        session.measure_device("cpu", session.Options(models=("qwen3-0.6b",)), tmp_path)
+
+
 def test_a_gpu_that_no_catalog_knows_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ProfileError, match="NVIDIA Z9"):
         session.gpu_of_reading("NVIDIA Z9")
