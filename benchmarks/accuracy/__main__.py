@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy.table import print_report, row_record
+from benchmarks.accuracy.table import print_markdown, print_report, row_record
 from splitplan.catalogs.errors import SplitplanError
 from splitplan.planner.calibrate.accuracy import score_points
 from splitplan.planner.calibrate.points import Point, read_points
@@ -30,7 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stderr.write(f"error: {problem}\n")
         return error.exit_code
     rows = held_out_rows(points) if options.held_out else score_points(points)
-    if options.json:
+    if options.markdown:
+        print_markdown(rows)
+    elif options.json:
         _print_json(rows, with_rows=options.rows)
     else:
         print_report(rows, held_out=options.held_out, with_rows=options.rows)
@@ -59,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="CSV of measured points")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--markdown", action="store_true", help="the tables of docs/accuracy.md")
     parser.add_argument("--rows", action="store_true", help="a line for each row, before the totals")
     parser.add_argument("--held-out", action="store_true", help="predict each source by a fit without it")
     return parser

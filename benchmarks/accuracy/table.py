@@ -127,3 +127,29 @@ def _row_line(row: Row) -> str:
         scale = 1.0 if kind == "throughput" else 1e3
         cells.append(f"{kind} {value.measured * scale:.1f} measured, {value.predicted * scale:.1f} predicted")
     return "  ".join(cells) + (f"  not predicted: {row.reason}" if row.reason else "")
+
+
+def print_markdown(rows: Sequence[Row]) -> None:
+    """The tables of docs/accuracy.md."""
+    out = sys.stdout.write
+    found = total(rows)
+    out("| dense models on H100, H200, A100 | percent | target | aiconfigurator 0.12 |\n|---|---|---|---|\n")
+    out(f"| rows predicted | {found['predicted_rows']} of {found['rows']} | 95 % | |\n")
+    for name, value in found.items():
+        if name.endswith("percent"):
+            label = name.removesuffix("_percent").replace("_", " ")
+            out(f"| {label} | {_percent(value)} | {TARGETS.get(name, '')} | {RIVAL.get(name, '')} |\n")
+    out("\n| GPU | engine | mode | models | rows | TTFT median, p90, bias, rank | TPOT | throughput |\n")
+    out("|---|---|---|---|---|---|---|---|\n")
+    for group in groups(rows):
+        cells = [str(group[name]) for name in ("gpu", "engine", "mode", "models", "rows")]
+        cells += [_markdown_cell(group.get(kind)) for kind in KINDS]
+        out("| " + " | ".join(cells) + " |\n")
+
+
+def _markdown_cell(values: Mapping[str, Any] | None) -> str:
+    if values is None:
+        return ""
+    rank = values["rank_correlation"]
+    figures = ", ".join(_percent(values[name]) for name in ("median", "p90", "bias"))
+    return f"{values['count']}: {figures}" + ("" if rank is None else f", {rank:.3f}")
