@@ -22,6 +22,7 @@ REPORTED_QUANTILES = (0.5, 0.9, 0.95, 0.99)
 CLOSE_BY = (-0.002, -0.001, 0.0, 0.001, 0.002)  # around a reported quantile, so that draws hit it
 KEPT_QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.75, *(q + offset for q in REPORTED_QUANTILES for offset in CLOSE_BY))
 WEIGHT_UNITS = 1_000_000  # weights are written as whole millionths
+MAX_FITTED_REQUESTS = 200_000
 MAX_GAPS = 256
 
 
@@ -38,7 +39,12 @@ class LengthSample:
 def fit_lengths(
     input_tokens: IntArray, output_tokens: IntArray, cached_tokens: IntArray, *, num_points: int = 512
 ) -> LengthSample:
-    """About `num_points` of the requests, weighted so that quantiles and moments of the lengths stay what they were."""
+    """About `num_points` of the requests, weighted so that quantiles and moments of the lengths stay what they were.
+
+    Of more than 200,000 requests, evenly spaced ones are used.
+    """
+    step = -(-len(input_tokens) // MAX_FITTED_REQUESTS)
+    input_tokens, output_tokens, cached_tokens = input_tokens[::step], output_tokens[::step], cached_tokens[::step]
     num_requests = len(input_tokens)
     if num_requests <= num_points:
         units = _whole_units(np.full(num_requests, 1.0 / num_requests))

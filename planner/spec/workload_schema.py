@@ -42,7 +42,7 @@ class SampleFile(FileModel):
 
     input_tokens: TokenList = Field(description="prompt tokens of each row")
     output_tokens: TokenList = Field(description="generated tokens of each row")
-    weight: Annotated[list[Annotated[float, Field(ge=0)]], Field(max_length=100_000)] = Field(
+    weight: Annotated[list[Annotated[float, Field(ge=0, le=1e12)]], Field(max_length=100_000)] = Field(
         [], description="relative weight of each row; left out: all alike"
     )
     cached_tokens: Annotated[list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]], Field(max_length=100_000)] = Field(
@@ -76,10 +76,10 @@ class ArrivalsFile(FileModel):
     scv: Annotated[float, Field(ge=0, le=1e6)] = Field(
         1.0, description="squared coefficient of variation of inter-arrival times; 1 is Poisson, 0 is a clock"
     )
-    gaps: Annotated[list[Annotated[float, Field(ge=0)]], Field(max_length=10_000)] = Field(
+    gaps: Annotated[list[Annotated[float, Field(ge=0, le=1e12)]], Field(max_length=10_000)] = Field(
         [], description="measured inter-arrival times with mean 1; drawn instead of a gamma distribution"
     )
-    weight: Annotated[list[Annotated[float, Field(ge=0)]], Field(max_length=10_000)] = Field(
+    weight: Annotated[list[Annotated[float, Field(ge=0, le=1e12)]], Field(max_length=10_000)] = Field(
         [], description="relative weight of each gap; left out: all alike"
     )
     profile: ProfileFile | None = Field(None, description="left out: the same rate all the time")

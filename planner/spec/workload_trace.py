@@ -18,7 +18,6 @@ from splitplan.planner.spec.trace.read import Trace
 from splitplan.planner.spec.workload import IntArray, RequestClass, Requests, Workload
 
 MAX_EXACT_ROWS = 2048
-MAX_FITTED_REQUESTS = 200_000
 
 
 def workload_of_trace(
@@ -85,8 +84,6 @@ def _length_rows(requests: Requests, num_classes: int) -> LengthRows:
 
 
 def _rows_of_class(requests: Requests, cached: IntArray, chosen: IntArray, index: int) -> LengthRows:
-    step = -(-len(chosen) // MAX_FITTED_REQUESTS)
-    chosen = chosen[::step]
     lengths = (requests.input_tokens[chosen], requests.output_tokens[chosen], cached[chosen])
     if len(chosen) <= MAX_EXACT_ROWS:
         weight = np.full(len(chosen), 1.0 / len(chosen))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+import yaml
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from splitplan.catalogs.documents import parse_document
@@ -321,3 +323,62 @@ def test_impossible_paths_are_refused_politely(name: str) -> None:
 @pytest.mark.parametrize("name", shipped_names("workload"))
 def test_shipped_workloads_name_their_source(name: str) -> None:
     assert len(load_workload(name, 1.0).source) > 20
+
+
+tokens = st.sampled_from([1, 7, 1000, 100_000_000, 0, -1])
+weights = st.lists(st.sampled_from([0, 1, 2.5, 1e12, 1e-300]), min_size=2, max_size=2)
+spreads = st.fixed_dictionaries({"mean": st.sampled_from([1, 30, 1e7])}, optional={"cv": st.sampled_from([0, 1, 5])})
+length_files = st.one_of(
+    st.fixed_dictionaries({"fixed": st.fixed_dictionaries({"input": tokens, "output": tokens})}),
+    st.fixed_dictionaries({"lognormal": st.fixed_dictionaries({"input": spreads, "output": spreads})}),
+    st.just({"like": "azure-code"}),
+    st.fixed_dictionaries(
+        {
+            "sample": st.fixed_dictionaries(
+                {"input_tokens": st.just([5, 9]), "output_tokens": st.just([1, 2])},
+                optional={"weight": weights, "cached_tokens": st.just([4, 0])},
+            )
+        }
+    ),
+)
+arrival_files = st.fixed_dictionaries(
+    {},
+    optional={
+        "scv": st.sampled_from([0, 1e-6, 1, 1e6]),
+        "gaps": st.sampled_from([[1, 3], [0, 1e12], [0, 0]]),
+        "weight": weights,
+        "profile": st.sampled_from([{"factor": [0, 1e6, 1]}, {"factor": [0]}, {"step_s": 1e-3, "factor": [1, 2]}]),
+    },
+)
+class_files = st.fixed_dictionaries(
+    {"name": st.sampled_from(["a", "b"]), "share": st.sampled_from([0.5, 1]), "lengths": length_files},
+    optional={"slo": st.sampled_from(["ttft=1s", "ttft=x"]), "prefix_hit_ratio": st.sampled_from([0, 0.99])},
+)
+workload_files = st.fixed_dictionaries(
+    {"kind": st.just("Workload"), "version": st.just(1), "name": st.just("x")},
+    optional={
+        "lengths": length_files,
+        "classes": st.lists(class_files, max_size=2),
+        "rate_req_per_s": st.sampled_from([1e-6, 5, 1e9]),
+        "hourly_req_per_s": st.sampled_from([[0, 4], [0], [1, 1e9]]),
+        "arrivals": arrival_files,
+        "prefix_hit_ratio": st.sampled_from([0, 0.5, 0.999]),
+    },
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(workload_files)
+def test_any_workload_file_samples_or_is_refused_politely(data: dict[str, Any]) -> None:
+    """What loads can be sampled: arrivals in order and finite, lengths positive, cached below prompt, classes known."""
+    with contextlib.suppress(SplitplanError):
+        workload = build_workload(parse_document(yaml.safe_dump(data), "x.yaml"))
+        assert workload.weight.sum() == pytest.approx(1.0)
+        requests = sample(workload, 50, seed=0)
+        assert np.isfinite(requests.arrival_s).all()
+        assert (np.diff(requests.arrival_s) >= 0).all()
+        assert (requests.input_tokens >= 1).all()
+        assert (requests.output_tokens >= 1).all()
+        assert (requests.cached_tokens < requests.input_tokens).all()
+        assert (requests.cached_tokens >= 0).all()
+        assert set(requests.class_index.tolist()) <= set(range(len(workload.classes)))
