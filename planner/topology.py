@@ -135,7 +135,7 @@ def _rack_locations(rack: Rack, fleet: Fleet, granularity: Granularity) -> list[
             first.nvlink_domain_gpus,
             price_of(first, fleet),
             first.nic_bytes_per_s,
-            first.failure_domain,
+            "" if granularity == "fleet" else first.failure_domain,
         )
         groups.setdefault((number,) if granularity == "node" else alike, []).append((nodes, domains))
     locations = []

@@ -45,11 +45,14 @@ def find_optimum(program: Program) -> Optimum | None:
     hard = options.survive or options.max_share_per_rack is not None or options.whole_classes
     if hard or len(program.locations) == 1:
         return search(program)
+    return optimum_by_groups(program) or search(program)
+
+
+def optimum_by_groups(program: Program) -> Optimum | None:
+    """The optimum of the grouped relaxation on real locations; None where it cannot be laid out, or there is none."""
     grouped = build_program(program.problem, program.columns, "fleet")
-    target = search(grouped)
-    if target is None:
-        return None
-    return lay_out(program, grouped, target) or search(program)
+    target = (most_goodput if program.problem.options.objective == "goodput" else least)(grouped)
+    return None if target is None else lay_out(program, grouped, target)
 
 
 def lay_out(program: Program, grouped: Program, target: Optimum) -> Optimum | None:

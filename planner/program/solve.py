@@ -17,7 +17,7 @@ from splitplan.planner.program.large import Progress, can_use_patterns, solve_la
 from splitplan.planner.program.linear import LinearModel, Terms
 from splitplan.planner.program.money import purchase, rent_terms, running_instances
 from splitplan.planner.program.objective import goodput_objective, gpu_terms
-from splitplan.planner.program.optimum import Optimum, find_optimum, grown, integers, least_travel
+from splitplan.planner.program.optimum import Optimum, find_optimum, grown, integers, least_travel, optimum_by_groups
 from splitplan.planner.program.pairing import SMALLEST_RATE, pair_flows
 from splitplan.planner.program.reduce import reduce_columns
 from splitplan.planner.program.rounding import fixed_program
@@ -26,7 +26,9 @@ from splitplan.planner.program.types import Binding, Bought, Infeasible, Placed,
 from splitplan.planner.program.verify import verify
 
 PATTERN_RACKS = 32
-"""Fleets with more racks are planned by rack patterns."""
+"""Fleets with more racks are planned by rack patterns, where the grouped relaxation cannot be laid out."""
+GROUPED_RACKS = 200
+"""Beyond this many racks the grouped relaxation is not tried first: laying it out takes longer than patterns."""
 SMALLEST_DUAL = 1e-9
 BOOKKEEPING = ("demand", "kv_", "kept", "bought", "laid_out", "as_good", "one_rate_scale")
 """Rows that only say what is what; they limit nothing by themselves."""
@@ -42,7 +44,14 @@ def solve_program(
     """
     check_input(problem)
     columns = reduce_columns(problem)
-    if len(problem.fleet.racks) > PATTERN_RACKS and can_use_patterns(problem):
+    num_racks = len(problem.fleet.racks)
+    patterns = num_racks > PATTERN_RACKS and can_use_patterns(problem)
+    if patterns and num_racks <= GROUPED_RACKS:
+        program = build_program(problem, columns)
+        laid_out = optimum_by_groups(program)
+        if laid_out is not None:
+            return _solution(program, laid_out, least_travel(program, laid_out))
+    if patterns:
         solution = _solve_large(problem, columns, on_progress)
         if solution is not None:
             return solution
