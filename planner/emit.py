@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from splitplan.catalogs.gpus import find_gpu
+from splitplan.catalogs.links import find_link
 from splitplan.planner.candidates import Candidate
+from splitplan.planner.columns.column import Column
 from splitplan.planner.plan import Alternative, Host, Plan, Proof
 from splitplan.planner.program.types import Infeasible, ProgramOptions, ProgramSolution
 from splitplan.planner.repair import Outcome, Workshop
-from splitplan.profiler.profile import Basis
+from splitplan.profiler.profile import Basis, Profile
+from splitplan.profiler.query import OpTimes
 
 if TYPE_CHECKING:
     from splitplan.planner.solve import Study
@@ -143,11 +147,20 @@ def _basis(study: Study, found: Candidate) -> list[str]:
             if max(share[basis] for share in shares) >= 0.005
         )
         lines.append(f"{gpu}: op tables of {profile.engine} {profile.engine_version}; of a typical step {words}")
+        lines += _host_notes(profile, gpu, [columns[name] for name in found.assignment.instances])
     if any(pool.role == "decode" for pool in found.pools):
         lines.append("KV transfer: link model on catalog figures, not measured on this fleet")
     lines.append("router: assumed to send each request to the least loaded instance")
     lines.append("prices per GPU-hour: " + ", ".join(_price_text(study, gpu) for gpu in used))
     return lines
+
+
+def _host_notes(profile: Profile, gpu: str, used: list[Column]) -> list[str]:
+    """Which kind of PCIe host the all-reduces of these columns were measured on: there are two, ten times apart."""
+    ops = OpTimes(profile, find_gpu(gpu))
+    shapes = {(column.tensor_parallel, column.gpu_link) for column in used if column.gpu == gpu and column.gpu_link}
+    notes = [ops.host_note(ranks, find_link(link)) for ranks, link in sorted(shapes)]
+    return [f"{gpu}: {note}" for note in notes if note]
 
 
 def _price_text(study: Study, gpu: str) -> str:

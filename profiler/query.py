@@ -26,6 +26,8 @@ from splitplan.profiler.tables.roofline import Roofline, attended_pairs
 
 FloatArray = NDArray[np.float64]
 
+OTHER_HOST = {"pcie-fast-host": "a slow one would be gpu_link pcie4-slow-host", "pcie-slow-host": "as the fleet says"}
+
 DEFAULT_SKEW = "power_law_1.2"
 """Routing of real traffic is skewed: a few experts take most tokens. "balanced" and "power_law_1.01" are milder."""
 
@@ -181,6 +183,15 @@ class OpTimes:
         """Which measured host the all-reduce over this link is read from: "" for NVLink, a class of PCIe host, None."""
         table = self._collective_table("all_reduce")
         return None if table is None else table.host_class(ranks, link)
+
+    def host_note(self, ranks: int, link: Link) -> str:
+        """One line on whose collectives a prediction over PCIe uses; "" where there is nothing to choose."""
+        host = self.host_class(ranks, link) if ranks > 1 and link.kind == "pcie" else None
+        if not host:
+            return ""
+        return f"all-reduce of {ranks} over {link.name} as measured on a {host}; {OTHER_HOST.get(host, '')}".rstrip(
+            "; "
+        )
 
     def _collective(self, family: str, num_bytes: ArrayLike, ranks: int, link: Link, how: str) -> Timed:
         (size,) = _broadcast(num_bytes)
