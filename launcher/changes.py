@@ -202,11 +202,7 @@ def _with_counts(cluster: Cluster, running: set[str], counts: Mapping[str, int])
         problems.append(Problem("nothing would serve any more: a prefill and a decode instance must be left"))
     if problems:
         raise UsageError(problems)
-    routes = [route for route in cluster.plan.routes if route.prefill in kept and route.decode in kept]
-    covered = {name for route in routes for name in (route.prefill, route.decode)}
-    pairs = {member.instance.name for member in members if member.pool.role != "colocated"}
-    plan = cluster.plan.model_copy(update={"routes": tuple(routes) if covered >= pairs else ()})
-    return replace(cluster, members=members, plan=plan)
+    return replace(cluster, members=members)
 
 
 def _front_port(state: ClusterState) -> int:

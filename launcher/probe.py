@@ -52,7 +52,7 @@ class ProbeReport:
 
     def summary(self) -> str:
         """One line for people."""
-        agreeing = f"{self.num_agreeing} of {self.num_requests} answers agree with a second answer"
+        agreeing = f"{self.num_agreeing} of {self.num_requests} answers across prefill and decode agree"
         parts = [f"{self.num_requests} answers, not comparable" if self.num_agreeing is None else agreeing]
         if self.transfers is not None and self.transferred_bytes is not None:
             parts.append(f"{self.transfers} KV transfers, {self.transferred_bytes / 1e6:,.0f} MB")

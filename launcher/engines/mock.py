@@ -94,12 +94,15 @@ def timing_problems(cluster: Cluster, what: str) -> list[Problem]:
 
 
 def paths(cluster: Cluster) -> list[tuple[str, str, float]]:
-    """(prefill or "", decode or colocated, share of all requests) as planned; pairs share alike where none is."""
+    """(prefill or "", decode or colocated, share of all requests), as planned.
+
+    All pairs share alike where none is planned, or where the planned ones leave out an instance that is there.
+    """
     split = 1.0 - cluster.colocated_share
-    found = [(route.prefill, route.decode, route.share * split) for route in cluster.plan.routes]
-    if not found:
-        prefill, decode = cluster.leaders("prefill"), cluster.leaders("decode")
-        pairs = [(p.instance.name, d.instance.name) for p in prefill for d in decode]
+    pairs = [(p.instance.name, d.instance.name) for p in cluster.leaders("prefill") for d in cluster.leaders("decode")]
+    planned = [route for route in cluster.plan.routes if (route.prefill, route.decode) in set(pairs)]
+    found = [(route.prefill, route.decode, route.share * split) for route in planned]
+    if {name for pair in pairs for name in pair} - {name for path in found for name in path[:2]}:
         found = [(p, d, split / len(pairs)) for p, d in pairs]
     colocated = cluster.leaders("colocated")
     total = sum(member.instance.share for member in colocated) or 1.0

@@ -196,7 +196,7 @@ def _readme(cluster: Cluster, engine: EngineAdapter, scripts: Mapping[str, tuple
         "",
         f"{comment(cluster.served_name)} on {engine.name} {engine.version}; plan {cluster.plan_hash[:12]}.",
         "",
-        "Copy each script to its host, with the engine installed there, and run, in this order:",
+        "Copy each script to its host, with the engine installed there, and run:",
         "",
         "| host | instances | command |",
         "|---|---|---|",

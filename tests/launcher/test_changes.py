@@ -18,7 +18,7 @@ from splitplan.launcher.render import LaunchOptions
 from splitplan.launcher.state import ClusterState, load_state, state_path
 from splitplan.planner.spec.workload import Requests
 from tests.launcher.conftest import Start
-from tests.launcher.plans import mixed_plan, small_plan
+from tests.launcher.plans import mixed_plan, route, small_plan
 
 OPTIONS = LaunchOptions(target="local", engine="mock")
 
@@ -74,12 +74,19 @@ def test_a_change_that_fails_leaves_the_old_cluster_serving(start: Start, plan_f
 
 
 def test_scaling_down_and_up_drops_nothing(start: Start, plan_file: Path) -> None:
-    plan = small_plan(num_pairs=2)
+    routes = [
+        route("prefill-0", "decode-0", 0.5),
+        route("prefill-1", "decode-0", 0.25),
+        route("prefill-1", "decode-1", 0.25),
+    ]
+    plan = small_plan(num_pairs=2).model_copy(update={"routes": tuple(routes)})
     state = start(plan, with_probe=False).state
 
     def change() -> None:
         fewer = scale(plan, plan_file, {"prefill": 1, "decode": 1}, OPTIONS, timeout_s=20.0)
         assert {each.instance for each in fewer.processes if each.instance} == {"prefill-0", "decode-0"}
+        pids = {each.name: each.pid for each in state.processes}
+        assert all(pids[each.name] == each.pid for each in fewer.processes if each.instance)
         scale(plan, plan_file, {"decode": 2, "prefill": 2}, OPTIONS, timeout_s=20.0)
 
     served = under_load(state, change, seconds=4.5)
