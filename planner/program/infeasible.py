@@ -44,21 +44,23 @@ def _missing_roles(program: Program) -> list[Reason]:
         column = program.columns[index]
         able[column.role] |= {int(b) for b in np.flatnonzero(np.isfinite(column.work_s_per_request))}
     reasons = []
-    for b, name in enumerate(program.problem.class_names):
+    names = program.problem.class_names
+    for b in range(len(names)):
         if program.normal.rate_req_per_s[b] <= 0 or b in able["colocated"]:
             continue
+        name = f"class {names[b]}" if len(names) > 1 else "this workload"
         lacking = [role for role in ("prefill", "decode") if b not in able[role]]
         if len(lacking) == 2:
-            message = f"no kind of instance that fits this fleet can serve class {name} within its targets"
+            message = f"no kind of instance that fits this fleet can serve {name} within the targets"
             reasons.append(Reason(message, "relax the targets, or add GPUs with more memory or speed"))
         elif lacking:
             message = (
-                f"no kind of instance that fits this fleet can {_verb(lacking[0])} class {name} within its targets"
+                f"no kind of instance that fits this fleet can {_verb(lacking[0])} {name} within the targets"
             )
             target = "ttft" if lacking[0] == "prefill" else "tpot"
             reasons.append(Reason(message, f"relax `{target}`, or add faster GPUs for {lacking[0]}"))
         elif not any(key[0] == b for key in (*program.normal.stay, *program.normal.up)):
-            message = f"no prefill instance may send its KV to any decode instance that serves class {name}"
+            message = f"no prefill instance may send its KV to any decode instance that serves {name}"
             reasons.append(Reason(message, "allow more KV dtypes or parallel sizes, or colocated serving"))
     return reasons
 
