@@ -97,7 +97,10 @@ def boundary(world: World, engine: int, now_s: float) -> None:
 
 
 def _lane_boundary(world: World, engine: int, now_s: float) -> None:
-    """A lane schedules when the first stage is free for it; what it leaves in the queues is for the lanes that idle."""
+    """A lane schedules when the first stage is free for it; what it leaves is for the lanes that idle.
+
+    The next chunk of a prompt follows the one before through the pipeline, a stage behind it.
+    """
     ints = world.ints
     home = ints[engine + E_HOME]
     if ints[engine + E_RUN_STEPS] > 0:
@@ -108,6 +111,7 @@ def _lane_boundary(world: World, engine: int, now_s: float) -> None:
         return
     _schedule(world, engine, now_s)
     waiting = max(ints[home + E_WAIT_HEAD], ints[home + E_INCOMING_HEAD], ints[home + E_READY_HEAD])
+    waiting = max(waiting, ints[home + E_PARTIAL])
     if ints[engine + E_RUN_STEPS] > 0 and waiting >= 0:
         wake_idle_lanes(world, home, world.floats[home + E_STAGE_FREE_S])
 
@@ -250,13 +254,14 @@ def _schedule(world: World, engine: int, now_s: float) -> None:
 
 def _build_step(world: World, engine: int, now_s: float) -> None:
     ints = world.ints
+    home = ints[engine + E_HOME]
     ints[engine + E_STEP_TOKENS] = 0
     ints[engine + E_STEP_PROMPTS] = 0
     ints[engine + E_PREEMPTED] = 0
     world.floats[engine + E_STEP_ATTENTION_S] = 0.0
     ints[engine + E_JOINED_COUNT] = 0
     ints[engine + E_DECODING] = 0
-    if ints[engine + E_RUNNING] == 0 and ints[engine + E_PARTIAL] < 0:
+    if ints[engine + E_RUNNING] == 0 and ints[home + E_PARTIAL] < 0:
         ints[engine + E_OPEN] = 1
     if ints[engine + E_PREFILL_FIRST] == 0 or not _prompt_goes_first(world, engine):
         _join_delivered(world, engine)
@@ -264,8 +269,8 @@ def _build_step(world: World, engine: int, now_s: float) -> None:
         ints[engine + E_DECODING] = ints[engine + E_RUNNING]
         if ints[engine + E_STATIC] == 1 and ints[engine + E_DECODING] > 0:
             ints[engine + E_OPEN] = 0
-    if ints[engine + E_PARTIAL] >= 0:
-        _add_chunk(world, engine, ints[engine + E_PARTIAL])
+    if ints[home + E_PARTIAL] >= 0 and ints[engine + E_RUNNING] < ints[engine + E_MAX_SEQS]:
+        _add_chunk(world, engine, ints[home + E_PARTIAL])
     if ints[engine + E_PREEMPTED] == 0 and ints[engine + E_OPEN] == 1:
         _admit_waiting(world, engine, now_s)
         _reserve_incoming(world, engine, now_s)
@@ -274,12 +279,12 @@ def _build_step(world: World, engine: int, now_s: float) -> None:
 def _prompt_goes_first(world: World, engine: int) -> bool:
     """Whether a prompt is half done, or the first that waits can be admitted."""
     ints = world.ints
-    if ints[engine + E_PARTIAL] >= 0:
-        return True
-    request = ints[ints[engine + E_HOME] + E_WAIT_HEAD]
+    home = ints[engine + E_HOME]
+    if ints[home + E_PARTIAL] >= 0:
+        return ints[engine + E_RUNNING] < ints[engine + E_MAX_SEQS]
+    request = ints[home + E_WAIT_HEAD]
     if request < 0 or ints[engine + E_OPEN] == 0 or ints[engine + E_RUNNING] >= ints[engine + E_MAX_SEQS]:
         return False
-    home = ints[engine + E_HOME]
     return may_take(world, engine, blocks_to_take(world, home, request, ints[request + R_TARGET]))
 
 
@@ -287,7 +292,7 @@ def _join_delivered(world: World, engine: int) -> None:
     ints = world.ints
     home = world.ints[engine + E_HOME]
     slots = ints[engine + E_MAX_SEQS]
-    if ints[engine + E_PARTIAL] >= 0:
+    if ints[home + E_PARTIAL] >= 0:
         slots -= 1
     if ints[engine + E_OPEN] == 0:
         return
@@ -308,15 +313,16 @@ def _make_room(world: World, engine: int, now_s: float) -> None:
         if needed <= ints[home + E_KV_FREE]:
             ints[home + E_KV_FREE] -= needed
             return
-        if ints[engine + E_PARTIAL] >= 0:
+        if ints[home + E_PARTIAL] >= 0:
             _preempt_partial(world, engine)
         else:
             _preempt_latest(world, engine, now_s)
 
 
 def _preempt_partial(world: World, engine: int) -> None:
-    request = world.ints[engine + E_PARTIAL]
-    world.ints[engine + E_PARTIAL] = -1
+    home = world.ints[engine + E_HOME]
+    request = world.ints[home + E_PARTIAL]
+    world.ints[home + E_PARTIAL] = -1
     free_kv(world, engine, request, world.ints[request + R_TARGET])
     _wait_again(world, engine, request)
 
@@ -350,7 +356,7 @@ def _wait_again(world: World, engine: int, request: int) -> None:
 def _admit_waiting(world: World, engine: int, now_s: float) -> None:
     ints = world.ints
     home = world.ints[engine + E_HOME]
-    while ints[home + E_WAIT_HEAD] >= 0 and ints[engine + E_PARTIAL] < 0:
+    while ints[home + E_WAIT_HEAD] >= 0 and ints[home + E_PARTIAL] < 0:
         slots = ints[engine + E_RUNNING] + ints[engine + E_STEP_PROMPTS]
         tokens = ints[engine + E_DECODING] + ints[engine + E_STEP_TOKENS]
         request = ints[home + E_WAIT_HEAD]
@@ -379,17 +385,18 @@ def _decodes(world: World, request: int) -> bool:
 def _add_chunk(world: World, engine: int, request: int) -> None:
     """As much of a prompt as the step's budget takes."""
     ints = world.ints
+    home = ints[engine + E_HOME]
     computed = ints[request + R_COMPUTED]
     budget = ints[engine + E_BUDGET_TOKENS] - ints[engine + E_DECODING] - ints[engine + E_STEP_TOKENS]
     tokens = min(ints[request + R_TARGET] - computed, budget)
-    ints[engine + E_PARTIAL] = request
+    ints[home + E_PARTIAL] = request
     if tokens <= 0:
         return
     world.floats[engine + E_STEP_ATTENTION_S] += prefill_attention_s(world, engine, tokens, computed)
     ints[engine + E_STEP_TOKENS] += tokens
     ints[request + R_COMPUTED] = computed + tokens
     if computed + tokens == ints[request + R_TARGET]:
-        ints[engine + E_PARTIAL] = -1
+        ints[home + E_PARTIAL] = -1
         ints[engine + E_STEP_PROMPTS] += 1
         _append_prompt(world, engine, request)
 

@@ -80,7 +80,7 @@ def start_run(world: World, engine: int, now_s: float) -> None:
     ints[engine + E_RUN_FREE] = ints[ints[engine + E_HOME] + E_KV_FREE]
     device_s = _device_s(world, engine, batch, prompt_tokens)
     sequences = batch + ints[engine + E_STEP_PROMPTS]
-    if ints[engine + E_PARTIAL] >= 0:
+    if ints[ints[engine + E_HOME] + E_PARTIAL] >= 0:
         sequences += 1
     host_s = world.floats[ints[engine + E_HOST_TABLE] + sequences]
     step_s = max(device_s, host_s) + floats[engine + E_GAP_S]
