@@ -24,7 +24,7 @@ class Question:
     workload: str
     slo: str
     rate_req_per_s: float | None = None
-    program: ProgramOptions = field(default_factory=ProgramOptions)
+    program: ProgramOptions = field(default_factory=lambda: ProgramOptions(max_kinds=1))
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     price_kind: PriceKind = "on_demand"
     profiles: tuple[str, ...] = ()  # files that take the place of shipped profiles

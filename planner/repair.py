@@ -11,18 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from splitplan.planner.candidates import Candidate, candidate
-from splitplan.planner.columns.column import Column, Role
+from splitplan.planner.columns.column import Column
 from splitplan.planner.inputs import SolveInputs
 from splitplan.planner.plan import Verification
+from splitplan.planner.program.reduce import allowed_columns
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import Infeasible, ProgramInput, ProgramOptions, ProgramSolution
-from splitplan.planner.verify import Judge
+from splitplan.planner.verify import Blame, Judge
 
 SMALLEST_STEP = 1.02
 """A correction always asks for at least this much more than the instances at hand can give."""
-
-WORST_STEP = 1.5
-"""And for no more than this much more at once."""
 
 GOODPUT_STEP = 1.04
 """Goodput is raised in steps of this much while the plan still passes."""
@@ -90,27 +88,45 @@ class Workshop:
     problem: ProgramInput
     judge: Judge
     corrections: Corrections = field(default_factory=Corrections)
-    screened: dict[object, tuple[Verification, frozenset[Role]]] = field(default_factory=dict)
-    verified: dict[object, tuple[Verification, frozenset[Role]]] = field(default_factory=dict)
+    screened: dict[object, tuple[Verification, Blame]] = field(default_factory=dict)
+    verified: dict[object, tuple[Verification, Blame]] = field(default_factory=dict)
+    passed: list[Outcome] = field(default_factory=list)
 
     def solve(self, options: ProgramOptions, corrections: Corrections) -> ProgramSolution | Infeasible:
         """The program with corrected columns."""
         return solve_program(self._problem(options, corrections))
 
     def best(self, options: ProgramOptions) -> Outcome:
-        """The cheapest plan of a variant that passes, found from below; a miss is returned with its verdict."""
+        """The best plan of a variant that passes, its own or one that another variant found within its bounds.
+
+        Where nothing passes, the last plan tried comes back with its verdict.
+        """
+        own = self._search(options)
+        known = [outcome for outcome in self.passed if self._allows(options, outcome)]
+        return min([own, *known], key=lambda outcome: outcome.score)
+
+    def _search(self, options: ProgramOptions) -> Outcome:
+        """Solve, judge and correct until a plan passes; it is found from below, so it is about the cheapest."""
         last = Outcome(None, None)
         for _ in range(self.judge.effort.max_attempts):
             solution = self.solve(options, self.corrections)
             if isinstance(solution, Infeasible):
                 return self._no_more(last, solution)
             trial = candidate(self._problem(options, self.corrections), solution, self.inputs)
-            verdict, fault = self._judged(trial)
+            verdict, blame = self._judged(trial)
             last = Outcome(trial, verdict)
             if verdict.passed:
+                self.passed.append(last)
                 return self._relaxed(last, options)
-            self._tighten(trial, verdict, fault)
+            self._tighten(trial, blame)
         return replace(last, reasons=("no plan passed within the attempts allowed",))
+
+    def _allows(self, options: ProgramOptions, outcome: Outcome) -> bool:
+        """Whether a plan that passed uses only what these options allow."""
+        if outcome.found is None or options.require:
+            return False
+        allowed = {column.name for column in allowed_columns(self.problem.columns, options)}
+        return {item.column for item in outcome.found.solution.placed} <= allowed
 
     def _problem(self, options: ProgramOptions, corrections: Corrections) -> ProgramInput:
         return replace(self.problem, columns=corrections.apply(self.problem.columns), options=options)
@@ -122,7 +138,7 @@ class Workshop:
         )
         return replace(last, reasons=reasons)
 
-    def _judged(self, trial: Candidate) -> tuple[Verification, frozenset[Role]]:
+    def _judged(self, trial: Candidate) -> tuple[Verification, Blame]:
         """Screen first; verify in full only what passes the screening."""
         if trial.key not in self.screened:
             self.screened[trial.key] = self.judge.screen(trial.deployment, trial.solution.rate_scale)
@@ -133,12 +149,30 @@ class Workshop:
             self.verified[trial.key] = self.judge.verify(trial.deployment, trial.solution.rate_scale)
         return self.verified[trial.key]
 
-    def _tighten(self, trial: Candidate, verdict: Verification, fault: frozenset[Role]) -> None:
-        wanted = self.inputs.slo.attainment
-        missed, allowed = 1 - verdict.attainment.value, max(1 - wanted, 1e-6)
-        severity = min(WORST_STEP, SMALLEST_STEP + 0.02 * max(missed / allowed - 1, 0.0))
-        for name, load in _loads(trial, fault).items():
-            self.corrections.scale(name, max(severity, SMALLEST_STEP / max(load, 1e-3)) if load < 1 else severity)
+    def _tighten(self, trial: Candidate, blame: Blame) -> None:
+        """Correct the columns to blame by what the trial's instances really sustain.
+
+        If all of it sustains a share f of the rate, a column loaded to u of its capacity has only f·u of it.
+        """
+        share, blame = self._sustained(trial, blame)
+        allowed = max(1 - self.inputs.slo.attainment, 1e-4)
+        shares = _blame_by_column(trial, blame)
+        worst = max(shares.values())
+        for name, load in _loads(trial).items():
+            if shares[name] > allowed or shares[name] == worst:
+                self.corrections.scale(name, max(SMALLEST_STEP, SMALLEST_STEP / max(load * share, 1e-3)))
+
+    def _sustained(self, trial: Candidate, blame: Blame) -> tuple[float, Blame]:
+        """The share of the asked rate at which a trial that missed would pass, and who is to blame just above it."""
+        low, high = 0.0, 1.0
+        for _ in range(self.judge.effort.rate_probes):
+            middle = (low + high) / 2 if low > 0 else 0.8 * high
+            verdict, blame_here = self.judge.screen(trial.deployment, middle * trial.solution.rate_scale)
+            if verdict.passed:
+                low = middle
+            else:
+                high, blame = middle, blame_here
+        return max(low, 0.8 * high), blame
 
     def _relaxed(self, passed: Outcome, options: ProgramOptions) -> Outcome:
         """Try to do better with columns that may have been judged too carefully; keep what still passes."""
@@ -157,6 +191,7 @@ class Workshop:
                 if verdict.passed:
                     self.corrections.factor = corrections.factor
                     best = Outcome(trial, verdict)
+                    self.passed.append(best)
                     break
                 if probes >= self.judge.effort.max_probes:
                     return best
@@ -172,13 +207,18 @@ def _clearly_missed(verdict: Verification) -> bool:
     return verdict.attainment.value < 1 or not verdict.ttft_ms
 
 
-def _loads(trial: Candidate, roles: frozenset[Role]) -> dict[str, float]:
-    """Load of each column of these roles, as the program sees it: the fullest place decides."""
+def _loads(trial: Candidate) -> dict[str, float]:
+    """Load of each column, as the program sees it: the fullest place decides."""
     loads: dict[str, float] = {}
     for item in trial.solution.placed:
-        if item.role in roles:
-            loads[item.column] = max(loads.get(item.column, 0.0), item.utilisation)
+        loads[item.column] = max(loads.get(item.column, 0.0), item.utilisation)
     return loads
+
+
+def _blame_by_column(trial: Candidate, blame: Blame) -> dict[str, float]:
+    """The largest share of requests that any instance of a column made miss."""
+    instances = trial.assignment.instances
+    return {name: max(blame.get(item.name, 0.0) for item in instances[name]) for name in _loads(trial)}
 
 
 def _relaxations(found: Candidate | None, corrections: Corrections) -> Iterator[Corrections]:

@@ -6,13 +6,12 @@ requests that meet everything by its lower end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splitplan.planner.columns.column import Role
 from splitplan.planner.inputs import SolveInputs
 from splitplan.planner.plan import Estimate, Verification
 from splitplan.planner.simulate.build import Routing
@@ -25,6 +24,7 @@ from splitplan.planner.spec.slo import Slo
 from splitplan.planner.spec.workload import Requests, sample
 
 BoolArray = NDArray[np.bool_]
+Blame = Mapping[str, float]
 ROUTING: Routing = "least_loaded"
 """The router that plans assume: the instance with the fewest requests for its share."""
 
@@ -38,13 +38,30 @@ class Effort:
     num_seeds: int
     max_attempts: int  # programs solved per variant
     max_probes: int  # attempts to do with one instance less
+    rate_probes: int  # lower rates tried to see what a plan that missed sustains
     form: Form  # of the simulator
 
 
-FAST = Effort(screen_requests=6_000, verify_requests=20_000, num_seeds=3, max_attempts=14, max_probes=6, form="numba")
+FAST = Effort(
+    screen_requests=6_000,
+    verify_requests=20_000,
+    num_seeds=3,
+    max_attempts=14,
+    max_probes=6,
+    rate_probes=4,
+    form="numba",
+)
 """With the compiled simulator (extra [fast])."""
 
-PLAIN = Effort(screen_requests=1_500, verify_requests=3_000, num_seeds=2, max_attempts=10, max_probes=3, form="python")
+PLAIN = Effort(
+    screen_requests=1_500,
+    verify_requests=3_000,
+    num_seeds=2,
+    max_attempts=10,
+    max_probes=3,
+    rate_probes=3,
+    form="python",
+)
 """In plain Python: fewer requests, and so wider intervals, which are shown."""
 
 
@@ -61,17 +78,17 @@ class Judge:
         self.effort = effort
         self._samples: dict[tuple[int, int], Requests] = {}
 
-    def screen(self, deployment: Deployment, rate_scale: float = 1.0) -> tuple[Verification, frozenset[Role]]:
-        """A short run with one seed, at a multiple of the asked rate: passed or not, and the roles at fault."""
+    def screen(self, deployment: Deployment, rate_scale: float = 1.0) -> tuple[Verification, Blame]:
+        """A short run with one seed, at a multiple of the asked rate: passed or not, and who is to blame."""
         return self._judge(deployment, self.effort.screen_requests, 1, rate_scale)
 
-    def verify(self, deployment: Deployment, rate_scale: float = 1.0) -> tuple[Verification, frozenset[Role]]:
+    def verify(self, deployment: Deployment, rate_scale: float = 1.0) -> tuple[Verification, Blame]:
         """The run that the plan reports."""
         return self._judge(deployment, self.effort.verify_requests, self.effort.num_seeds, rate_scale)
 
     def _judge(
         self, deployment: Deployment, num_requests: int, num_seeds: int, rate_scale: float
-    ) -> tuple[Verification, frozenset[Role]]:
+    ) -> tuple[Verification, Blame]:
         samples = [self._sample(num_requests, index) for index in range(num_seeds)]
         if rate_scale != 1.0:
             samples = [replace(requests, arrival_s=requests.arrival_s / rate_scale) for requests in samples]
@@ -85,7 +102,7 @@ class Judge:
         classes = [requests.class_index for requests in samples]
         slos = self.inputs.class_slos
         verdict = _verdict(results, classes, slos, self.inputs, rate_scale)
-        return verdict, frozenset() if verdict.passed else _roles_at_fault(results, classes, slos, deployment)
+        return verdict, {} if verdict.passed else _blame(results, classes, slos, deployment)
 
     def _sample(self, num_requests: int, index: int) -> Requests:
         key = (num_requests, index)
@@ -173,35 +190,28 @@ def _of_class(run: Run, classes: NDArray[np.int64], number: int, name: str) -> N
     return chosen
 
 
-def _roles_at_fault(
+def _blame(
     results: Results, classes: Sequence[NDArray[np.int64]], slos: Sequence[Slo], deployment: Deployment
-) -> frozenset[Role]:
-    """Which stage the misses are due to: by where the missing requests lost their time.
+) -> Blame:
+    """By instance: the share of its requests that missed a target because of it.
 
     TPOT is lost where tokens are decoded. TTFT is lost before the prefill (queue) or between prefill and first token
-    (transfer, decode admission): whichever took more of the missing requests' time.
+    (transfer, decode admission): whichever took more of that request's time. What never finished is on both.
     """
-    roles = {instance.role for instance in deployment.instances}
-    fault: set[Role] = set()
+    missed, served = np.zeros(len(deployment.instances)), np.zeros(len(deployment.instances))
     for run, index in zip(results.runs, classes, strict=True):
-        ttft_limit = np.array([_limit_s(slo, "ttft") for slo in slos])[index]
-        tpot_limit = np.array([_limit_s(slo, "tpot") for slo in slos])[index]
-        late, slow = run.ttft_s > ttft_limit, run.tpot_s > tpot_limit
+        late = run.ttft_s > np.array([_limit_s(slo, "ttft") for slo in slos])[index]
+        slow = run.tpot_s > np.array([_limit_s(slo, "tpot") for slo in slos])[index]
+        slow |= run.e2e_s > np.array([_limit_s(slo, "e2e") for slo in slos])[index]
         lost = ~np.isfinite(run.e2e_s)
-        disaggregated = run.decoder >= 0
-        allowed = len(late) * (1 - max(slo.attainment for slo in slos)) / 4
-        if np.count_nonzero((slow | lost) & disaggregated) > allowed:
-            fault.add("decode")
-        if np.count_nonzero((late | slow | lost) & ~disaggregated) > allowed and "colocated" in roles:
-            fault.add("colocated")
-        late &= disaggregated & np.isfinite(run.ttft_s)
-        if np.count_nonzero(late) > allowed:
-            before = float(np.nansum(run.queue_s[late]))
-            after = float(np.nansum(run.transfer_s[late]))
-            fault.add("prefill" if before >= after else "decode")
-    if not fault:  # no single stage stands out: every stage is tightened
-        fault = set(roles)
-    return frozenset(role for role in fault if role in roles) or frozenset(roles)
+        split = run.decoder >= 0
+        before = ~split | (np.nan_to_num(run.queue_s) >= np.nan_to_num(run.transfer_s)) | lost
+        for places, guilty in ((run.entry, (late & before) | (slow & ~split)), (run.decoder, slow | (late & ~before))):
+            known = places >= 0
+            missed += np.bincount(places[known], guilty[known], len(missed))
+            served += np.bincount(places[known], minlength=len(served))
+    names = (instance.name for instance in deployment.instances)
+    return {name: float(bad / max(all_, 1)) for name, bad, all_ in zip(names, missed, served, strict=True)}
 
 
 def _in_ms(summary: dict[str, Interval]) -> dict[str, Estimate]:

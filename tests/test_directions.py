@@ -8,7 +8,15 @@ from splitplan.planner.question import Question
 from splitplan.planner.solve import solve
 from splitplan.planner.verify import Effort
 
-EFFORT = Effort(screen_requests=1_000, verify_requests=1_500, num_seeds=2, max_attempts=8, max_probes=2, form="python")
+EFFORT = Effort(
+    screen_requests=1_000,
+    verify_requests=1_500,
+    num_seeds=2,
+    max_attempts=8,
+    max_probes=2,
+    rate_probes=3,
+    form="python",
+)
 
 
 def plan(
@@ -20,7 +28,7 @@ def plan(
     slo: str = "ttft=1s@p95,tpot=40ms@p95",
     model: str = "llama-3.1-8b",
 ) -> Plan:
-    return solve(Question(model, fleet, workload, slo, rate, ProgramOptions(mode=mode)), effort=EFFORT)
+    return solve(Question(model, fleet, workload, slo, rate, ProgramOptions(mode=mode, max_kinds=1)), effort=EFFORT)
 
 
 def gpus(plan: Plan, role: str) -> int:

@@ -19,7 +19,15 @@ from splitplan.planner.spec.fleet import load_fleet
 from splitplan.planner.spec.slo import parse_slo
 from splitplan.planner.verify import Effort
 
-EFFORT = Effort(screen_requests=1_000, verify_requests=1_500, num_seeds=2, max_attempts=8, max_probes=2, form="python")
+EFFORT = Effort(
+    screen_requests=1_000,
+    verify_requests=1_500,
+    num_seeds=2,
+    max_attempts=8,
+    max_probes=2,
+    rate_probes=3,
+    form="python",
+)
 MIXED = Question("llama-3.1-8b", "a100-l40s", "azure-conv", "ttft=2s@p95,tpot=50ms@p95", 40.0)
 
 

@@ -27,6 +27,10 @@ def solve(
     max_power: Annotated[float | None, typer.Option(min=0, help="Most watts.")] = None,
     pin: Annotated[list[str] | None, typer.Option(help="Only such columns: decode=a100-sxm-80, prefill:tp=2.")] = None,
     forbid: Annotated[list[str] | None, typer.Option(help="No such columns: l40s, colocated:tp=8.")] = None,
+    kinds: Annotated[
+        int,
+        typer.Option(min=1, help="Most different shapes per role and GPU type."),
+    ] = 1,
     survive: Annotated[
         Literal["", "node", "rack", "power-domain"], typer.Option(help="Serve the load with any one of them gone.")
     ] = "",
@@ -71,6 +75,7 @@ def solve(
             forbid=tuple(forbid or ()),
             budget_usd_per_hour=budget,
             max_power_watts=max_power,
+            max_kinds=kinds,
             survive=survive,
             time_limit_s=time_limit,
         ),

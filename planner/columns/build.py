@@ -36,6 +36,7 @@ from splitplan.planner.columns.service import decode_step_s
 from splitplan.planner.columns.shapes import Rejections, Shape, rule_problem, shape_memory, shapes
 from splitplan.planner.latency.step import StepModel
 from splitplan.planner.latency.transfer import kv_transfer
+from splitplan.planner.latency.weights import weight_bytes_per_gpu
 
 FloatArray = NDArray[np.float64]
 StepModels = Callable[[Shape], StepModel]
@@ -80,9 +81,25 @@ def build_columns(
     backend = common_attention_backend(engine, gpus, model, options.kv_dtype or DEFAULT_KV_DTYPE) or ""
     for role in ROLES:
         for host in hosts:
-            for shape in _shapes_of(model, engine, host, options, backend if role != "colocated" else ""):
+            candidates = _shapes_of(model, engine, host, options, backend if role != "colocated" else "")
+            for shape in _worth_trying(role, candidates, model, options):
                 result.columns += _columns_of_shape(role, shape, model, engine, demand, options, step_models, result)
     return result
+
+
+def _worth_trying(role: Role, candidates: list[Shape], model: Model, options: ColumnOptions) -> list[Shape]:
+    """Pipelines add a stage's wait to every token, so decoding ones are tried only where the weights need them."""
+    if role == "prefill":
+        return candidates
+
+    def weights_fit(shape: Shape) -> bool:
+        budget = shape.host.gpu.memory_bytes * (options.memory_fraction or 0.9)
+        dtype = shape.weight_dtype
+        tp, pp, ep = shape.tensor_parallel, shape.pipeline_parallel, shape.expert_parallel
+        return weight_bytes_per_gpu(model, tp=tp, pp=pp, ep=ep, weight_dtype=dtype) < budget
+
+    flat = [shape for shape in candidates if shape.pipeline_parallel == 1]
+    return flat if any(weights_fit(shape) for shape in flat) else candidates
 
 
 def _shapes_of(model: Model, engine: Engine, host: HostKind, options: ColumnOptions, backend: str) -> list[Shape]:

@@ -1,9 +1,10 @@
 """The rate one instance sustains, from the step model, before anything is simulated.
 
-Prefill. A pool of k instances behind one router is a G/G/k queue whose service time is the request's chunks, one
-after another. Its wait is approximated by a single server k times as fast (exact in heavy traffic; Köllerström, J.
-Appl. Prob. 11, 1974), whose waits follow from Lindley's recursion on the sampled gaps and lengths. The capacity is the
-highest rate at which the share of requests whose wait, own chunks and what comes after (transfer, first decode step)
+Prefill. A pool of k instances behind one router is a G/G/k queue whose service time is the request's chunks. Those who
+wait, wait about as long as before a single server k times as fast (exact in heavy traffic; Köllerström, J. Appl. Prob.
+11, 1974), by Lindley's recursion on the sampled gaps and lengths; of all requests, Erlang's C wait. Prompts that wait
+together share steps and end together, so a wait also costs the work of those behind, up to a full chunk. The capacity
+is the highest rate at which the share of requests whose wait, chunks and what comes after (transfer, first decode step)
 exceed the TTFT target is no more than allowed.
 
 Decode. Slots are held for output · step seconds. Occupancy at offered load a has mean a and, for Poisson-like arrivals,
@@ -27,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitplan.planner.columns.mix import RequestMix
-from splitplan.planner.columns.service import Prompts, decode_step_s, mix_prompts
+from splitplan.planner.columns.service import Prompts, at, decode_step_s, mix_prompts
 from splitplan.planner.latency.step import StepModel
 
 FloatArray = NDArray[np.float64]
@@ -74,33 +75,46 @@ def pooled_wait(gap_s: FloatArray, service_s: FloatArray, num_servers: int) -> F
     return np.asarray(walk - np.minimum.accumulate(walk), dtype=np.float64)
 
 
-def _miss_share(mix: RequestMix, rate: float, service_s: FloatArray, after_s: FloatArray, num_servers: int) -> float:
-    wait_s = pooled_wait(mix.gap / rate, service_s, num_servers)
-    return float(np.mean(wait_s + service_s + after_s > mix.ttft_limit_s))
+def erlang_c(num_servers: int, offered: float) -> float:
+    """Probability that an arrival waits in M/M/k at `offered` erlangs; 1 from saturation on."""
+    if offered >= num_servers:
+        return 1.0
+    blocking = 1.0
+    for servers in range(1, num_servers + 1):  # Erlang B by its recursion
+        blocking = offered * blocking / (servers + offered * blocking)
+    utilisation = offered / num_servers
+    return blocking / (1 - utilisation * (1 - blocking))
 
 
-def highest_rate(
-    mix: RequestMix, service_s: FloatArray, after_s: FloatArray, num_servers: int, occupancy_s: FloatArray | None = None
-) -> float:
-    """Highest rate (req/s, all servers together) at which TTFT misses stay within the allowed share; 0 if none.
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Instances behind one router, and what each request asks of them. Arrays are [n], in order of arrival."""
 
-    `occupancy_s` is how long a request keeps a server from the next one, where that is less than its service time
-    (a pipeline takes the next micro-batch before the last has left); the default is the service time itself.
-    """
-    busy_s = service_s if occupancy_s is None else occupancy_s
-    own_s = service_s + after_s
-    if float(np.mean(own_s > mix.ttft_limit_s)) > mix.ttft_miss_share:
-        return 0.0
-    saturation = num_servers / float(busy_s.mean())
-    low, high = 0.0, MAX_UTILISATION
-    extra_s = own_s - busy_s
-    for _ in range(BISECTION_STEPS):
-        middle = (low + high) / 2
-        if _miss_share(mix, middle * saturation, busy_s, extra_s, num_servers) <= mix.ttft_miss_share:
-            low = middle
-        else:
-            high = middle
-    return low * saturation
+    mix: RequestMix
+    num_instances: int
+    busy_s: FloatArray  # how long a request keeps an instance from the next one
+    own_s: FloatArray  # arrival to first token when nobody else is there
+    full_chunk_s: float  # a step with as many tokens as it takes
+
+    def miss_share(self, utilisation: float) -> float:
+        """Share of requests that miss TTFT at this utilisation."""
+        rate = utilisation * self.num_instances / float(self.busy_s.mean())
+        wait_s = pooled_wait(self.mix.gap / rate, self.busy_s, self.num_instances)
+        behind_s = np.minimum(utilisation * wait_s, np.maximum(self.full_chunk_s - self.busy_s, 0.0))
+        waiting = float(np.mean(wait_s + behind_s + self.own_s > self.mix.ttft_limit_s))
+        at_once = float(np.mean(self.own_s > self.mix.ttft_limit_s))
+        share = erlang_c(self.num_instances, utilisation * self.num_instances) / utilisation
+        return share * waiting + (1 - share) * at_once
+
+    def highest_rate(self) -> float:
+        """Highest rate (req/s, all instances together) that misses no more than is allowed; 0 if none."""
+        if self.miss_share(1e-6) > self.mix.ttft_miss_share:
+            return 0.0
+        low, high = 0.0, MAX_UTILISATION
+        for _ in range(BISECTION_STEPS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.miss_share(middle) <= self.mix.ttft_miss_share else (low, middle)
+        return low * self.num_instances / float(self.busy_s.mean())
 
 
 def pool_size(demand_req_per_s: float, mean_busy_s: float) -> int:
@@ -115,7 +129,9 @@ def prefill_capacity(
     service = mix_prompts(step, limits.max_num_batched_tokens, mix).service()
     busy_s = service.occupancy_s
     size = pool_size(demand_req_per_s, float(busy_s.mean()))
-    rate = highest_rate(mix, service.latency_s, after_s, size, busy_s) / size
+    full_chunk_s = step.overhead_s[1] + at(step.token_s, float(limits.max_num_batched_tokens))
+    pool = Pool(mix, size, busy_s, service.latency_s + after_s, full_chunk_s)
+    rate = pool.highest_rate() / size
     if rate <= 0:
         return nothing("TTFT of one request alone", mix.num_classes)
     per_class = mix.class_means(busy_s)

@@ -159,6 +159,7 @@ def build_program(
     constraints.define_rack_power(program)
     constraints.define_totals(program)
     constraints.define_required(program)
+    constraints.define_max_kinds(program)
     for service in program.services:
         if not open_ended:
             constraints.define_demand(program, service)

@@ -116,6 +116,30 @@ def define_required(program: Program) -> None:
         program.model.add_constraint(f"required[{text}]", terms, ">=", 1.0)
 
 
+def define_max_kinds(program: Program) -> None:
+    """At most `max_kinds` columns of one role on one GPU type: u[c] = 1 where column c has any instance."""
+    most = program.problem.options.max_kinds
+    if most is None:
+        return
+    used: dict[tuple[str, str], Terms] = {}
+    for index, column in enumerate(program.columns):
+        here = [place for (number, place) in program.n if number == index]
+        if not here:
+            continue
+        switch = program.model.add_variable(f"used[{column.name}]", 0, 1, integer=True)
+        terms = [(program.n[index, place], 1.0) for place in here]
+        slots = sum(
+            program.locations[place].slots_of_size(program.atoms[index, place].size)
+            // program.atoms[index, place].count
+            for place in here
+        )
+        program.model.add_constraint(f"used[{column.name}]", [*terms, (switch, -float(slots))], "<=", 0.0)
+        used.setdefault((column.role, column.gpu), []).append((switch, 1.0))
+    for (role, gpu), switches in used.items():
+        if len(switches) > most:
+            program.model.add_constraint(f"kinds[{role} on {gpu}]", switches, "<=", float(most))
+
+
 def define_demand(program: Program, service: Service) -> None:
     """Every class is served at σ times its rate: by prefill (decode follows from the KV flow) or colocated columns."""
     for b, name in enumerate(program.problem.class_names):

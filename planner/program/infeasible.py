@@ -54,9 +54,7 @@ def _missing_roles(program: Program) -> list[Reason]:
             message = f"no kind of instance that fits this fleet can serve {name} within the targets"
             reasons.append(Reason(message, "relax the targets, or add GPUs with more memory or speed"))
         elif lacking:
-            message = (
-                f"no kind of instance that fits this fleet can {_verb(lacking[0])} {name} within the targets"
-            )
+            message = f"no kind of instance that fits this fleet can {_verb(lacking[0])} {name} within the targets"
             target = "ttft" if lacking[0] == "prefill" else "tpot"
             reasons.append(Reason(message, f"relax `{target}`, or add faster GPUs for {lacking[0]}"))
         elif not any(key[0] == b for key in (*program.normal.stay, *program.normal.up)):

@@ -41,6 +41,7 @@ class ProgramOptions:
     pin: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
     require: tuple[str, ...] = ()  # at least one instance that matches each filter
+    max_kinds: int | None = None  # most different columns of one role on one GPU type; large fleets do without
     budget_usd_per_hour: float | None = None
     max_power_watts: float | None = None
     network_utilisation: float = NETWORK_UTILISATION

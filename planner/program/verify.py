@@ -239,6 +239,11 @@ def _check_limits(
             decoding = {entry.column for entry in serving if entry.role == "decode"}
             others = {entry.column for entry in serving if entry.role != "decode"}
             check.holds(f"class {name} is not split", len(decoding) <= 1 and len(others) <= 1)
+    if options.max_kinds is not None:
+        chosen = {item.column for item in solution.placed if item.instances}
+        for role, gpu in {(columns[name].role, columns[name].gpu) for name in chosen}:
+            number = sum((columns[name].role, columns[name].gpu) == (role, gpu) for name in chosen)
+            check.at_most(f"kinds of {role} on {gpu}", number, options.max_kinds)
     for text in options.require:
         kinds = [columns[entry.column] for entry in solution.placed]
         check.holds(f"required: {text}", any(parse_filter(text).matches(column) for column in kinds))

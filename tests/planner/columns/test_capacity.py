@@ -7,9 +7,10 @@ import pytest
 
 from splitplan.planner.columns.capacity import (
     Limits,
+    Pool,
     colocated_capacity,
     decode_capacity,
-    highest_rate,
+    erlang_c,
     pooled_wait,
     prefill_capacity,
 )
@@ -88,13 +89,26 @@ def test_highest_rate_is_the_edge() -> None:
     """At the rate found the misses are within the allowed share, and 3 % above it they are not."""
     requests = mix(ttft_s=0.3)
     service = np.full(N, 0.1)
-    rate = highest_rate(requests, service, np.zeros(N), 1)
+    rate = Pool(requests, 1, service, service, 0.0).highest_rate()
 
     def misses(at: float) -> float:
         return float(np.mean(pooled_wait(requests.gap / at, service, 1) + service > 0.3))
 
     assert misses(rate) <= 0.01
     assert misses(rate * 1.03) > 0.01
+
+
+@pytest.mark.parametrize(("servers", "offered", "waits"), [(1, 0.7, 0.7), (2, 1.0, 1 / 3), (10, 8.0, 0.4092)])
+def test_erlang_c(servers: int, offered: float, waits: float) -> None:
+    """Known values: M/M/1 waits with probability ρ; M/M/2 at one erlang with 1/3; tables give 0.409 for 10 and 8."""
+    assert erlang_c(servers, offered) == pytest.approx(waits, abs=5e-5)
+
+
+def test_large_chunks_make_those_who_wait_end_together() -> None:
+    """With a chunk that takes many prompts at once, less load meets the same target."""
+    requests, service = mix(ttft_s=0.4), np.full(N, 0.1)
+    small = Pool(requests, 2, service, service, 0.1).highest_rate()
+    assert Pool(requests, 2, service, service, 0.8).highest_rate() < 0.95 * small
 
 
 def test_a_lone_request_that_misses_has_no_capacity() -> None:
