@@ -9,8 +9,8 @@ from splitplan.planner.solve import solve
 from splitplan.planner.verify import Effort
 
 EFFORT = Effort(
-    screen_requests=1_000,
-    verify_requests=1_500,
+    screen_requests=600,
+    verify_requests=1_000,
     num_seeds=2,
     max_attempts=8,
     max_probes=2,
@@ -74,12 +74,12 @@ def test_splitting_wins_for_long_prompts_under_a_tight_tpot() -> None:
 
 
 def test_slow_links_take_the_gain_away() -> None:
-    """The same GPUs behind one 25 Gbit/s port each: splitting costs more, colocated serving the same, and wins."""
+    """The same GPUs behind one 25 Gbit/s port each: splitting costs more than over InfiniBand, and colocated wins."""
 
     def cost(fleet: str, mode: Mode) -> float:
         slo = "ttft=2s@p95,tpot=40ms@p95"
-        return plan("fixed:4096/300", 4.0, mode=mode, fleet=fleet, slo=slo, model="llama-3.1-70b").usd_per_hour
+        return plan("fixed:4096/300", 1.0, mode=mode, fleet=fleet, slo=slo, model="llama-3.1-70b").usd_per_hour
 
-    assert cost("ethernet-25g", "disagg") > 1.2 * cost("h100-a100", "disagg")
-    assert cost("ethernet-25g", "colocated") == cost("h100-a100", "colocated")
-    assert cost("ethernet-25g", "colocated") < cost("ethernet-25g", "disagg")
+    slow = cost("ethernet-25g", "disagg")
+    assert slow > 1.2 * cost("h100-a100", "disagg")
+    assert cost("ethernet-25g", "colocated") < slow

@@ -135,7 +135,7 @@ def test_options_survive_as_text() -> None:
     program = ProgramOptions(objective="power", pin=("decode=l40s",), budget_usd_per_hour=50.0, only_gpu="l40s")
     question = Question("m", "f", "w", "s", 1.0, program=program, price_kind="spot", profiles=("a.npz", "b.npz"))
     assert options_as_text(question)["only_gpu"] == "l40s"
-    assert options_as_text(Question("m", "f", "w", "s")) == {}
+    assert options_as_text(Question("m", "f", "w", "s", program=ProgramOptions())) == {}
 
 
 def test_more_rate_than_the_fleet_serves_is_said_with_a_share() -> None:
