@@ -39,7 +39,9 @@ TILES = (
 """(rows, columns, share of the peak rate) of the output tiles libraries choose from; the fastest is taken."""
 
 TILE_PROLOGUE_K = 64.0  # filling the pipeline costs about one more 64-deep slice of k
-ISO_TILE_FROM_M, ISO_TILE_TO_M = 256.0, 1024.0  # from reading neighbours at m to reading them at m · n / n'
+ROWS_WITH_EDGES, ROWS_WITHOUT = (256.0, 1024.0), (64.0, 512.0)
+"""Few and many rows: from when on tiles and waves tell a product's time. Where a table names its tile edges the stairs
+are in it and only its neighbours move; chosen by leaving columns out of the tables (benchmarks/interpolation.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class GemmTable:
     def _along_m(self, rows: NDArray[np.intp], at_k: Place, log_m: FloatArray, log_n: FloatArray) -> FloatArray:
         """The correction of grid row `rows`, blended between m itself and the m of as many output tiles."""
         shifted = log_m + log_n - self.log_n[rows]
-        iso = np.clip((log_m - np.log(ISO_TILE_FROM_M)) / np.log(ISO_TILE_TO_M / ISO_TILE_FROM_M), 0.0, 1.0)
+        iso = _many_rows(log_m, stairs=self.stairs)
         blended = (1.0 - iso) * self._read(rows, at_k, log_m) + iso * self._read(rows, at_k, shifted)
         return np.asarray(blended)
 
@@ -126,8 +128,14 @@ def reference(
     """The roofline, with the compute part in whole waves of output tiles if asked."""
     memory_s, compute_s = roofline.gemm_parts(m, n, k, dtype)
     if stairs:
-        compute_s = compute_s * _wave_waste(roofline.gpu.sm_count, m, n, k)
+        compute_s = compute_s * _wave_waste(roofline.gpu.sm_count, m, n, k) ** _many_rows(np.log(m), stairs=True)
     return roofline.gemm_launch_s(dtype) + corner(memory_s, compute_s)
+
+
+def _many_rows(log_m: FloatArray, *, stairs: bool) -> FloatArray:
+    """0 for few rows, 1 for many, between them by the logarithm."""
+    few, many = np.log(ROWS_WITHOUT if stairs else ROWS_WITH_EDGES)
+    return np.asarray(np.clip((log_m - few) / (many - few), 0.0, 1.0))
 
 
 def _wave_waste(sm_count: int, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
