@@ -25,6 +25,7 @@ from splitplan.planner.spec.workload_trace import workload_of_trace
 
 MAX_WORKLOAD_BYTES = 16 * 2**20
 HEAD_BYTES = 4096
+MAX_GAP_OVER_MEAN = 1e9
 NOTEWORTHY_BUSIEST_MINUTE = 1.2
 MIN_SHARE_SUM, MAX_SHARE_SUM = 0.999, 1.001
 
@@ -218,8 +219,10 @@ def _gaps(arrivals: ArrivalsFile, reading: Reading) -> Gaps | None:
         return None
     weight = weight / weight.sum()
     mean = float(value @ weight)
-    if mean <= 0:
-        reading.reject(("arrivals", "gaps"), "are all 0", expected="inter-arrival times with a mean above 0")
+    if mean * MAX_GAP_OVER_MEAN <= value.max():
+        message = "are all 0" if not value.any() else f"have a mean of {mean:g} and a longest of {value.max():g}"
+        expected = f"a mean above 0, and none above {MAX_GAP_OVER_MEAN:g} times the mean"
+        reading.reject(("arrivals", "gaps"), message, expected)
         return None
     return Gaps(value / mean, weight)
 

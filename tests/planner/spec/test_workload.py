@@ -325,7 +325,7 @@ def test_shipped_workloads_name_their_source(name: str) -> None:
     assert len(load_workload(name, 1.0).source) > 20
 
 
-tokens = st.sampled_from([1, 7, 1000, 100_000_000, 0, -1])
+tokens = st.sampled_from([1, 7, 1000, 5000, 100_000_000, 0])
 weights = st.lists(st.sampled_from([0, 1, 2.5, 1e12, 1e-300]), min_size=2, max_size=2)
 spreads = st.fixed_dictionaries({"mean": st.sampled_from([1, 30, 1e7])}, optional={"cv": st.sampled_from([0, 1, 5])})
 length_files = st.one_of(
@@ -351,19 +351,29 @@ arrival_files = st.fixed_dictionaries(
     },
 )
 class_files = st.fixed_dictionaries(
-    {"name": st.sampled_from(["a", "b"]), "share": st.sampled_from([0.5, 1]), "lengths": length_files},
-    optional={"slo": st.sampled_from(["ttft=1s", "ttft=x"]), "prefix_hit_ratio": st.sampled_from([0, 0.99])},
-)
-workload_files = st.fixed_dictionaries(
-    {"kind": st.just("Workload"), "version": st.just(1), "name": st.just("x")},
+    {"name": st.sampled_from(["a", "b"]), "lengths": length_files},
     optional={
-        "lengths": length_files,
-        "classes": st.lists(class_files, max_size=2),
-        "rate_req_per_s": st.sampled_from([1e-6, 5, 1e9]),
-        "hourly_req_per_s": st.sampled_from([[0, 4], [0], [1, 1e9]]),
-        "arrivals": arrival_files,
-        "prefix_hit_ratio": st.sampled_from([0, 0.5, 0.999]),
+        "slo": st.sampled_from(["ttft=1s", "tpot=50ms@p99", "ttft=x"]),
+        "prefix_hit_ratio": st.sampled_from([0, 0.99]),
     },
+)
+kinds_of_requests = st.one_of(
+    length_files.map(lambda lengths: {"lengths": lengths}),
+    st.lists(class_files, min_size=1, max_size=2, unique_by=lambda each: each["name"]).map(
+        lambda classes: {"classes": [{**each, "share": 1 / len(classes)} for each in classes]}
+    ),
+    st.just({}),
+)
+rates = st.sampled_from(
+    [{"rate_req_per_s": 1e-6}, {"rate_req_per_s": 1e9}, {"hourly_req_per_s": [0, 4]}, {"rate_req_per_s": 0}]
+)
+workload_files = st.builds(
+    lambda requests, rate, rest: {"kind": "Workload", "version": 1, "name": "x", **requests, **rate, **rest},
+    kinds_of_requests,
+    rates,
+    st.fixed_dictionaries(
+        {}, optional={"arrivals": arrival_files, "prefix_hit_ratio": st.sampled_from([0, 0.5, 0.999])}
+    ),
 )
 
 
