@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.accuracy.table import print_markdown, print_report, row_record
 from splitplan.catalogs.errors import SplitplanError
 from splitplan.planner.calibrate.accuracy import score_points
+from splitplan.planner.calibrate.disagg import is_disagg_file, read_disagg, score_disagg
 from splitplan.planner.calibrate.points import Point, read_points
 from splitplan.planner.calibrate.run import fit_all, held_out_overhead, usable_cases, with_spreads
 from splitplan.planner.calibrate.score import Row, groups, total
@@ -24,12 +25,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        points = [point for path in options.files for point in read_points(path, strict=False)]
+        split = [path for path in options.files if is_disagg_file(path)]
+        points = [point for path in options.files if path not in split for point in read_points(path, strict=False)]
+        runs = [run for path in split for run in read_disagg(path)]
     except SplitplanError as error:
         for problem in error.problems:
             sys.stderr.write(f"error: {problem}\n")
         return error.exit_code
     rows = held_out_rows(points) if options.held_out else score_points(points)
+    rows += [score_disagg(run) for run in runs]
     if options.markdown:
         print_markdown(rows)
     elif options.json:

@@ -44,14 +44,14 @@ def score_point(point: Point, overhead_of: OverheadOf = shipped_overhead) -> Row
     try:
         setup = resolve(point)
     except UnpredictableError as error:
-        return Row(point, point.gpu, point.engine, True, _values(point, None, EngineOverhead()), str(error))
+        return Row(point, point.gpu, point.engine, True, interval_values(point, None, EngineOverhead()), str(error))
     overhead = overhead_of(point, setup)
     dense, generation = setup.model.moe is None, setup.generation.key
     try:
         prediction = predict(point, setup, overhead)
     except UnpredictableError as error:
-        return Row(point, setup.gpu.name, generation, dense, _values(point, None, overhead), str(error))
-    values = _values(point, prediction, overhead)
+        return Row(point, setup.gpu.name, generation, dense, interval_values(point, None, overhead), str(error))
+    values = interval_values(point, prediction, overhead)
     return Row(
         point,
         setup.gpu.name,
@@ -63,7 +63,8 @@ def score_point(point: Point, overhead_of: OverheadOf = shipped_overhead) -> Row
     )
 
 
-def _values(point: Point, prediction: Prediction | None, overhead: EngineOverhead) -> Mapping[str, Value]:
+def interval_values(point: Point, prediction: Prediction | None, overhead: EngineOverhead) -> Mapping[str, Value]:
+    """What the point measured beside what is predicted, with its interval."""
     spreads = {"ttft": overhead.ttft_spread, "tpot": overhead.tpot_spread, "throughput": overhead.throughput_spread}
     found = {}
     for kind, (statistic, measured) in measured_values(point).items():

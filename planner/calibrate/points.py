@@ -75,10 +75,33 @@ def read_points(path: str | Path, *, strict: bool = True) -> list[Point]:
 
     Rows that cannot be read are an error too, all of them in one go, or with `strict=False` points with a `problem`.
     """
+    points: list[Point] = []
+    problems: list[Problem] = []
+    for row, line in read_table(path, REQUIRED_COLUMNS):
+        try:
+            points.append(_point(row, line))
+        except _BadCellError as bad:
+            problems.append(Problem(bad.message, f"{path}:{line}", bad.column, bad.expected))
+            points.append(_unreadable(row, line, bad))
+    if problems and (strict or len(problems) == len(points)):
+        raise DocumentError(problems)
+    return points
+
+
+def lenient_point(row: Mapping[str, str | None], line: int) -> Point:
+    """The point of one row; what cannot be read becomes its `problem`."""
+    try:
+        return _point(row, line)
+    except _BadCellError as bad:
+        return _unreadable(row, line, bad)
+
+
+def read_table(path: str | Path, required: Sequence[str]) -> list[tuple[dict[str, str | None], int]]:
+    """Rows of a CSV file with their lines; raises DocumentError when a required column or every row is missing."""
     text = read_text(path, "measurements", max_bytes=MAX_FILE_BYTES)
     reader = csv.DictReader(io.StringIO(text))
     header = list(reader.fieldnames or [])
-    missing = [name for name in REQUIRED_COLUMNS if name not in header]
+    missing = [name for name in required if name not in header]
     if missing:
         hints = [f"{name} (found {near[0]})" if (near := nearest_names(name, header)) else name for name in missing]
         raise DocumentError(
@@ -89,19 +112,10 @@ def read_points(path: str | Path, *, strict: bool = True) -> list[Point]:
                 next_step="see docs/accuracy.md for the columns",
             )
         )
-    points: list[Point] = []
-    problems: list[Problem] = []
-    for row in reader:
-        try:
-            points.append(_point(row, reader.line_num))
-        except _BadCellError as bad:
-            problems.append(Problem(bad.message, f"{path}:{reader.line_num}", bad.column, bad.expected))
-            points.append(_unreadable(row, reader.line_num, bad))
-    if problems and (strict or len(problems) == len(points)):
-        raise DocumentError(problems)
-    if not points:
+    rows = [(row, reader.line_num) for row in reader]
+    if not rows:
         raise DocumentError(Problem("no rows", str(path), expected="at least one measured point"))
-    return points
+    return rows
 
 
 class _BadCellError(Exception):

@@ -79,12 +79,12 @@ def prepare_for_many() -> None:
 def predict(point: Point, setup: Setup, overhead: EngineOverhead) -> Prediction:
     """Simulate one point. Raises UnpredictableError when no request could finish."""
     step = setup_step_model(point, setup, overhead)
-    instance = _instance(point, setup, step)
+    instance = serving_instance(point, setup, step)
     requests = make_requests(point)
     reserve = int(requests.output_tokens.mean()) if setup.generation.reserves_output else 0
     deployment = Deployment(instances=(replace(instance, reserve_output_tokens=reserve),))
     front_end_s = overhead.request_s + overhead.request_token_s * float(requests.input_tokens.mean())
-    arrivals, concurrency = _arrivals(point, len(requests))
+    arrivals, concurrency = serving_mode(point, len(requests))
     results = simulate(
         deployment,
         requests,
@@ -106,8 +106,8 @@ def predict(point: Point, setup: Setup, overhead: EngineOverhead) -> Prediction:
         ttft_s, tpot_s = _batch_latencies(run.ttft_s, run.end_s, requests.output_tokens)
     replicas = max(1, point.replicas)
     return Prediction(
-        ttft=_statistics(ttft_s),
-        tpot=_statistics(tpot_s),
+        ttft=latency_statistics(ttft_s),
+        tpot=latency_statistics(tpot_s),
         output_tokens_per_s=replicas * run.output_tokens / run.end_s,
         basis_shares=step.basis_shares,
         notes=setup.notes,
@@ -121,7 +121,8 @@ def _batch_latencies(ttft_s: FloatArray, end_s: float, output_tokens: IntArray) 
     return np.array([prompt_s]), np.array([(end_s - prompt_s) / tokens] if tokens > 0 else [])
 
 
-def _statistics(values: FloatArray) -> Statistics:
+def latency_statistics(values: FloatArray) -> Statistics:
+    """Mean, median and 99th percentile; NaN where there is no value."""
     if len(values) == 0:
         return Statistics(math.nan, math.nan, math.nan)
     return Statistics(float(values.mean()), float(np.median(values)), float(np.percentile(values, 99)))
@@ -166,7 +167,8 @@ def in_house_run(point: Point) -> bool:
     return "nvidia in-house" in point.notes.lower() or "silicon_sample" in point.notes.lower()
 
 
-def _instance(point: Point, setup: Setup, step: StepModel) -> InstanceSpec:
+def serving_instance(point: Point, setup: Setup, step: StepModel) -> InstanceSpec:
+    """One engine instance with the limits of its generation."""
     slots = _slots(point, setup)
     return InstanceSpec(
         name=point.id,
@@ -180,7 +182,8 @@ def _instance(point: Point, setup: Setup, step: StepModel) -> InstanceSpec:
     )
 
 
-def _arrivals(point: Point, num_requests: int) -> tuple[Literal["open", "burst", "closed"], int]:
+def serving_mode(point: Point, num_requests: int) -> tuple[Literal["open", "burst", "closed"], int]:
+    """How the benchmark drives the server: arrivals, and users of a closed loop."""
     if point.mode == "online-rate" and point.rate_req_per_s and math.isfinite(point.rate_req_per_s):
         return "open", 0
     if point.mode == "online-concurrency" and point.concurrency and point.concurrency < num_requests:
