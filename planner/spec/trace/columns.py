@@ -9,7 +9,10 @@ from splitplan.catalogs.errors import DocumentError, InputError, Problem, neares
 
 ROLES = ("time", "input", "output", "class")
 KNOWN_NAMES: Mapping[str, tuple[str, ...]] = {
-    "time": ("TIMESTAMP", "arrival_s", "arrival_ms", "arrived_at", "arrival_time", "arrival_timestamp", "arrival"),
+    "time": (
+        *("TIMESTAMP", "arrival_s", "arrival_ms", "arrived_at", "arrival_time", "arrival_timestamp", "arrival"),
+        *("timestamp_s", "timestamp_ms", "time_s", "time_ms", "time"),
+    ),
     "input": (
         *("ContextTokens", "input_tokens", "input_length", "Request tokens", "prompt_tokens"),
         *("num_prefill_tokens", "prompt_len", "prompt_size", "input_len", "isl"),

@@ -277,6 +277,19 @@ def test_absurd_arrival_times_are_left_out(tmp_path: Path) -> None:
     assert [row[0] for row in rows_of(read(tmp_path, text))] == [0.0, 5.0, 6.0]
 
 
+@pytest.mark.parametrize(
+    ("header", "row", "later", "gap_s"),
+    [
+        ("arrived_at,num_prefill_tokens,num_decode_tokens", "0.5,7,8", "2.0,7,8", 1.5),
+        ("request_id,arrival_timestamp,batch_size,prompt_size,token_size", "0,0.0,1,7,8", "1,1.5,1,7,8", 1.5),
+        ("timestamp_ms,prompt_tokens,output_tokens", "100.0,7,8", "1600.0,7,8", 1.5),
+    ],
+)
+def test_headers_of_other_simulators_are_known(tmp_path: Path, header: str, row: str, later: str, gap_s: float) -> None:
+    """Vidur, splitwise-sim, and a common layout in milliseconds."""
+    assert rows_of(read(tmp_path, f"{header}\n{row}\n{later}\n")) == [(0.0, 7, 8), (gap_s, 7, 8)]
+
+
 def test_columns_can_be_named(tmp_path: Path) -> None:
     text = "t,prefill,decode,tenant\n0,10,1,a\n1,20,2,b\n"
     columns = {"time": "t", "input": "prefill", "output": "decode", "class": "tenant"}
