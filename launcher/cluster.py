@@ -82,7 +82,7 @@ class Member:
     @property
     def url(self) -> str:
         """Base URL of the instance's HTTP server (rank 0 serves)."""
-        return f"http://{self.host.address}:{self.ports.http}"
+        return f"http://{in_url(self.host.address)}:{self.ports.http}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class RouterPlace:
     @property
     def url(self) -> str:
         """Base URL of the endpoint that clients use."""
-        return f"http://{self.host.address}:{self.port}"
+        return f"http://{in_url(self.host.address)}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,11 @@ class PortBook:
             raise LaunchError(Problem(f"no {count} free ports from {first} on {shorten(address)}"))
         used.update(range(port, port + count))
         return port
+
+
+def in_url(address: str) -> str:
+    """An address as URLs write it: IPv6 in brackets."""
+    return f"[{address}]" if ":" in address and not address.startswith("[") else address
 
 
 def place(

@@ -193,14 +193,24 @@ def _failed(error: BaseException, target: Target, path: Path, keep: bool) -> Bas
                 f"kept {len(state.processes)} processes as they are", next_step="planner status|logs|destroy PLAN"
             )
         else:
-            _stop_all(state, target)
-            path.unlink(missing_ok=True)
-            note = Problem(f"everything that was started has been stopped ({len(state.processes)} processes)")
+            note = _rolled_back(state, target, path)
     if isinstance(error, LaunchError):
         return LaunchError([*error.problems, note])
     if isinstance(error, KeyboardInterrupt):
         return LaunchError([Problem("interrupted"), note])
     return error
+
+
+def _rolled_back(state: ClusterState, target: Target, path: Path) -> Problem:
+    """Stop everything and forget it; what could not be stopped stays in the state file for `planner destroy`."""
+    try:
+        _stop_all(state, target)
+    except LaunchError as error:
+        save_state(replace(state, phase="failed"), path)
+        reasons = "; ".join(str(problem.message) for problem in error.problems)
+        return Problem(f"not everything could be stopped: {reasons}", str(path), next_step="planner destroy PLAN")
+    path.unlink(missing_ok=True)
+    return Problem(f"everything that was started has been stopped ({len(state.processes)} processes)")
 
 
 def _stop_all(state: ClusterState, target: Target) -> None:

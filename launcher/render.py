@@ -20,7 +20,7 @@ from splitplan.launcher.engines.dynamo import DynamoEngine
 from splitplan.launcher.engines.mock import MockEngineAdapter
 from splitplan.launcher.engines.sglang import SglangEngine
 from splitplan.launcher.engines.vllm import VllmEngine
-from splitplan.launcher.targets import groups, kubernetes, operators, pods, shell, slurm
+from splitplan.launcher.targets import groups, kubernetes, operators, pods, ray, shell, slurm
 from splitplan.planner.plan import Plan, plan_hash
 
 
@@ -85,6 +85,7 @@ ENGINES: Mapping[str, EngineFactory] = {
 TARGETS: Mapping[str, TargetRenderer] = {
     "shell": lambda cluster, engine, _: shell.render(cluster, engine),
     "ssh": lambda cluster, engine, _: shell.render(cluster, engine),
+    "ray": lambda cluster, engine, _: ray.render(cluster, engine),
     "slurm": lambda cluster, engine, options: slurm.render(cluster, engine, options.slurm),
     "kubernetes": lambda cluster, engine, options: kubernetes.render(cluster, engine, options.kubernetes),
     "lws": lambda cluster, engine, options: groups.render_leader_worker_sets(cluster, engine, options.kubernetes),
@@ -98,7 +99,7 @@ TARGETS: Mapping[str, TargetRenderer] = {
 }
 """By name: what renders a placed cluster."""
 
-IN_PODS = frozenset({"kubernetes", "lws", "disaggregatedset", "dynamo", "kserve", "llm-d", "grove"})
+IN_PODS = frozenset({"kubernetes", "lws", "disaggregatedset", "dynamo", "kserve", "llm-d", "grove", "ray"})
 """Targets whose processes own their network address and listen on all of it."""
 
 

@@ -22,6 +22,7 @@ from splitplan.launcher.targets.pods import (
     POD_PORTS,
     KubernetesOptions,
     Manifest,
+    check_engine,
     check_image,
     common_labels,
     dump,
@@ -43,7 +44,7 @@ def render_leader_worker_sets(
 ) -> dict[str, str]:
     """A LeaderWorkerSet for each pool: `replicas` instances of `size` pods."""
     options = options or KubernetesOptions()
-    check_image(engine.image)
+    check_engine(engine, "a LeaderWorkerSet")
     check_image(engine.router_image)
     names = pool_names(cluster)
     cluster = with_pod_routers(at_group_addresses(cluster, names))

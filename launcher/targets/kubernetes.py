@@ -18,6 +18,7 @@ from splitplan.launcher.targets.pods import (
     ROUTER_PORT,
     KubernetesOptions,
     Manifest,
+    check_engine,
     check_image,
     common_labels,
     dump,
@@ -49,7 +50,7 @@ class Group:
 def render(cluster: Cluster, engine: EngineAdapter, options: KubernetesOptions | None = None) -> dict[str, str]:
     """YAML files by role, and a kustomization.yaml over them. The engine must listen on all addresses of its pod."""
     options = options or KubernetesOptions()
-    check_image(engine.image)
+    check_engine(engine, "a StatefulSet")
     check_image(engine.router_image)
     cluster, groups = in_pods(cluster)
     files: dict[str, str] = {}

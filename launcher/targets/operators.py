@@ -19,6 +19,7 @@ from splitplan.launcher.targets.pods import (
     SHM_GIB_PER_GPU,
     KubernetesOptions,
     Manifest,
+    check_engine,
     check_image,
     common_labels,
     device_resources,
@@ -226,7 +227,7 @@ def _llmd_side(cluster: Cluster, engine: EngineAdapter, pool: Pool, options: Kub
 def render_grove(cluster: Cluster, engine: EngineAdapter, options: KubernetesOptions | None = None) -> dict[str, str]:
     """A Grove PodCliqueSet: all pods of the plan as one gang, so that no side waits alone."""
     options = options or KubernetesOptions()
-    check_image(engine.image)
+    check_engine(engine, "a PodCliqueSet")
     names = pool_names(cluster)
     cluster = with_pod_routers(at_group_addresses(cluster, names))
     cliques = []

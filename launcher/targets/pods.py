@@ -224,6 +224,20 @@ def kustomization(resources: Sequence[str], options: KubernetesOptions) -> Manif
     return {**base, "resources": list(resources)}
 
 
+def check_engine(engine: EngineAdapter, form: str) -> None:
+    """LaunchError for engines that plain pods cannot run: Dynamo's workers find each other through its operator."""
+    if engine.name.startswith("dynamo"):
+        raise LaunchError(
+            Problem(
+                f"{form} gives Dynamo's workers nothing to find each other by",
+                next_step="planner launch PLAN --dry-run --target dynamo",
+            )
+        )
+    if not engine.image:
+        raise LaunchError(Problem(f"{engine.name} has no container image", next_step="--target local runs it here"))
+    check_image(engine.image)
+
+
 def check_image(image: str) -> None:
     """LaunchError unless an image is pinned by a digest or by a tag other than latest."""
     digest = re.search(r"@sha256:[0-9a-f]{64}$", image)

@@ -61,6 +61,14 @@ def test_all_problems_come_at_once() -> None:
     assert len(caught.value.problems) == 2
 
 
+def test_ipv6_addresses_are_bracketed_in_urls_only() -> None:
+    plan = mixed_plan()
+    hosts = tuple(host.model_copy(update={"address": f"fd00::{n}"}) for n, host in enumerate(plan.hosts, start=1))
+    cluster = place(plan.model_copy(update={"hosts": hosts}), model_path="m/x")
+    assert cluster.members[0].url == "http://[fd00::1]:8100"
+    assert cluster.members[0].host.address == "fd00::1"
+
+
 def test_colocated_share_is_the_plan_s_else_by_gpus() -> None:
     assert place(combined_plan(), model_path="m/x").colocated_share == 0.25
     unsaid = combined_plan().model_copy(update={"colocated_share": None})

@@ -243,6 +243,14 @@ def test_several_kinds_of_prefill_render_where_a_form_can_hold_them() -> None:
         check(document(two_prefill_pools(), target))
 
 
+@pytest.mark.parametrize("target", ["kubernetes", "lws", "grove"])
+def test_plain_pods_do_not_hold_dynamo_s_workers_or_mocks(target: str) -> None:
+    with pytest.raises(LaunchError, match="nothing to find each other by"):
+        render(mixed_plan(), options(target, engine="dynamo-vllm"))
+    with pytest.raises(LaunchError, match="mock has no container image"):
+        render(mixed_plan(), options(target, engine="mock"))
+
+
 def test_a_wrong_engine_for_an_operator_is_refused() -> None:
     with pytest.raises(LaunchError, match="runs Dynamo's workers, not vllm"):
         render(mixed_plan(), options("dynamo", engine="vllm"))

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from splitplan.launcher.lifecycle import destroy, launch, logs, status
 from splitplan.launcher.processes import start_ticks
 from splitplan.launcher.render import LaunchOptions
 from splitplan.launcher.state import state_path
+from splitplan.launcher.targets.ssh import SshTarget
 from splitplan.planner.plan import Host, Plan
 from tests.launcher.conftest import Start, lacking
 from tests.launcher.plans import small_plan
@@ -98,10 +100,7 @@ def test_a_failed_start_over_ssh_is_rolled_back(ssh_config: Path, plan_file: Pat
     plan = on_loopback(small_plan())
     plan_file.write_text(plan.model_dump_json())
     options = ssh_options(ssh_config, tmp_path, 20400)
-    broken = LaunchOptions(
-        **{name: getattr(options, name) for name in options.__slots__ if name != "faults"},
-        faults={"decode-0": {"exit_after_s": 0.1, "start_delay_s": 9}},
-    )
+    broken = replace(options, faults={"decode-0": {"exit_after_s": 0.1, "start_delay_s": 9}})
     with pytest.raises(LaunchError, match="decode-0 ended before it was ready"):
         launch(plan, plan_file, broken, timeout_s=20)
     assert not list((tmp_path / "remote").rglob("*.pid"))
@@ -122,6 +121,25 @@ def test_a_host_that_cannot_be_reached_is_said_before_anything_starts(
     with pytest.raises(LaunchError, match=r"ssh to nowhere\.invalid failed"):
         launch(plan, plan_file, ssh_options(ssh_config, tmp_path), timeout_s=20)
     assert not (tmp_path / "remote").exists()
+
+
+def test_a_host_lost_during_the_start_stays_in_the_state_for_a_later_destroy(
+    ssh_config: Path, plan_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be stopped now is not forgotten."""
+    plan = on_loopback(small_plan())
+    plan_file.write_text(plan.model_dump_json())
+    options = replace(ssh_options(ssh_config, tmp_path, 20500), faults={"decode-0": {"never_ready": True}})
+
+    def unreachable(self: SshTarget, which: object, state: object) -> None:
+        raise LaunchError("ssh to 127.0.0.1 failed: no route")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SshTarget, "stop", unreachable)
+        with pytest.raises(LaunchError, match="not everything could be stopped: ssh to"):
+            launch(plan, plan_file, options, timeout_s=1.0)
+    assert len(destroy(plan_file)) == 3
+    assert not list((tmp_path / "remote").rglob("*.pid"))
 
 
 def test_an_engine_that_is_missing_on_a_host_is_said(ssh_config: Path, plan_file: Path, tmp_path: Path) -> None:
