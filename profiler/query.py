@@ -1,16 +1,19 @@
 """Operation times for the step model: the profile's tables where they reach, a roofline where they do not.
 
 All methods broadcast their array arguments and return `Timed`: seconds, and for each point where the number comes from.
-Shapes are those of one rank. An `OpTimes` builds its look-ups when they are first needed and keeps them.
+Shapes are those of one rank; no work takes no time. An `OpTimes` builds its look-ups when they are first needed, and
+keeps them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from splitplan.catalogs.errors import InputError, Problem
 from splitplan.catalogs.gpus import Gpu
 from splitplan.catalogs.links import Link
 from splitplan.catalogs.models import Mla
@@ -49,15 +52,15 @@ class OpTimes:
         Weight-only formats (int4, mxfp4, nvfp4) have no dense table anywhere: their bytes are theirs, their FLOP
         bf16's, and the correction is that of the bf16 table; EXTRAPOLATED.
         """
-        m, n, k = _broadcast(m, n, k)
+        (m, n, k), work = _sizes(m, n, k)
         table_dtype = self._gemm_dtype(dtype)
         if table_dtype is None:
-            return _assumed(self.roofline.gemm(m, n, k, dtype))
+            return _where(work, _assumed(self.roofline.gemm(m, n, k, dtype)))
         timed: Timed = self._gemm_table(table_dtype).query(m, n, k)
-        if table_dtype == dtype:
-            return timed
-        ratio = self.roofline.gemm(m, n, k, dtype) / self.roofline.gemm(m, n, k, table_dtype)
-        return _at_best(Timed(timed.seconds * ratio, timed.basis), Basis.EXTRAPOLATED)
+        if table_dtype != dtype:
+            ratio = self.roofline.gemm(m, n, k, dtype) / self.roofline.gemm(m, n, k, table_dtype)
+            timed = _at_best(Timed(timed.seconds * ratio, timed.basis), Basis.EXTRAPOLATED)
+        return _where(work, timed)
 
     def _gemm_dtype(self, dtype: str) -> str | None:
         """The dtype whose table stands for `dtype`."""
@@ -77,50 +80,43 @@ class OpTimes:
         window: int | None = None, kv_dtype: str = "bf16",
     ) -> Timed:  # fmt: skip
         """Causal attention of `batch` sequences of `new` tokens after `past` ones each."""
-        new_, past_, batch_ = _broadcast(new, past, batch)
+        (new_, batch_, past_), work = _sizes(new, batch, may_be_zero=(past,))
         variant = Variant(kv_dtype, head_dim, window or 0)
         table = self._build("prefill_attention", "", lambda rows: AttentionTable(rows, self.roofline))
         if table is None:
-            return _assumed(
-                self.roofline.prefill_attention(
-                    new_, past_, batch_, heads, kv_heads, head_dim, variant.window, kv_dtype
-                )
-            )
-        timed: Timed = table.prefill(new_, past_, batch_, (heads, kv_heads), variant)
-        return timed
+            shape = (heads, kv_heads, head_dim, variant.window, kv_dtype)
+            return _where(work, _assumed(self.roofline.prefill_attention(new_, past_, batch_, *shape)))
+        return _where(work, table.prefill(new_, past_, batch_, (heads, kv_heads), variant))
 
     def decode_attention(
         self, batch: ArrayLike, context: ArrayLike, *, heads: int, kv_heads: int, head_dim: int,
         window: int | None = None, kv_dtype: str = "bf16",
     ) -> Timed:  # fmt: skip
         """One token of each of `batch` sequences over `context` tokens, itself included."""
-        batch_, context_ = _broadcast(batch, context)
+        (batch_, context_), work = _sizes(batch, may_be_zero=(context,))
         variant = Variant(kv_dtype, head_dim, window or 0)
         table = self._build("decode_attention", "", lambda rows: AttentionTable(rows, self.roofline))
         if table is None:
-            return _assumed(
-                self.roofline.decode_attention(batch_, context_, heads, kv_heads, head_dim, variant.window, kv_dtype)
-            )
-        timed: Timed = table.decode(batch_, context_, (heads, kv_heads), variant)
-        return timed
+            shape = (heads, kv_heads, head_dim, variant.window, kv_dtype)
+            return _where(work, _assumed(self.roofline.decode_attention(batch_, context_, *shape)))
+        return _where(work, table.decode(batch_, context_, (heads, kv_heads), variant))
 
     def mla_prefill(
         self, new: ArrayLike, past: ArrayLike = 0, *, batch: ArrayLike = 1, heads: int, mla: Mla, dtype: str = "bf16",
         kv_dtype: str = "bf16", hidden: int = DEEPSEEK_V3_HIDDEN,
     ) -> Timed:  # fmt: skip
         """The whole attention block with its projections (queries, latent, up-projections, output)."""
-        new_, past_, batch_ = _broadcast(new, past, batch)
-        return self._mla("mla_prefill", new_, past_, batch_, heads, hidden, mla, dtype, kv_dtype)
+        (new_, batch_, past_), work = _sizes(new, batch, may_be_zero=(past,))
+        return _where(work, self._mla("mla_prefill", new_, past_, batch_, heads, hidden, mla, dtype, kv_dtype))
 
     def mla_decode(
         self, batch: ArrayLike, context: ArrayLike, *, heads: int, mla: Mla, dtype: str = "bf16",
         kv_dtype: str = "bf16", hidden: int = DEEPSEEK_V3_HIDDEN,
     ) -> Timed:  # fmt: skip
         """The whole attention block with its projections, for one token of each sequence."""
-        batch_, context_ = _broadcast(batch, context)
-        return self._mla(
-            "mla_decode", np.ones_like(batch_), context_ - 1.0, batch_, heads, hidden, mla, dtype, kv_dtype
-        )
+        (batch_, context_), work = _sizes(batch, may_be_zero=(context,))
+        new, past = np.ones_like(batch_), np.maximum(context_ - 1.0, 0.0)
+        return _where(work, self._mla("mla_decode", new, past, batch_, heads, hidden, mla, dtype, kv_dtype))
 
     def _mla(
         self, family: str, new: FloatArray, past: FloatArray, batch: FloatArray, heads: int, hidden: int, mla: Mla,
@@ -149,13 +145,12 @@ class OpTimes:
         `distribution` is the routing skew: "power_law" (the default of the tables, exponent 1.2), "power_law_1.01"
         or "balanced".
         """
-        (tokens_,) = _broadcast(tokens)
+        (tokens_,), work = _sizes(tokens)
         skew = DEFAULT_SKEW if distribution == "power_law" else distribution
         table = self._build("moe", "", lambda rows: MoeTable(rows, self.roofline))
         if table is None:
-            return _assumed(self.roofline.moe(tokens_, hidden, inter, topk, num_experts, tp, ep, dtype))
-        timed: Timed = table.query(tokens_, MoeShape(dtype, skew, hidden, inter, topk, num_experts, tp, ep))
-        return timed
+            return _where(work, _assumed(self.roofline.moe(tokens_, hidden, inter, topk, num_experts, tp, ep, dtype)))
+        return _where(work, table.query(tokens_, MoeShape(dtype, skew, hidden, inter, topk, num_experts, tp, ep)))
 
     # Collectives
 
@@ -189,17 +184,14 @@ class OpTimes:
         host = self.host_class(ranks, link) if ranks > 1 and link.kind == "pcie" else None
         if not host:
             return ""
-        return f"all-reduce of {ranks} over {link.name} as measured on a {host}; {OTHER_HOST.get(host, '')}".rstrip(
-            "; "
-        )
+        other = f" ({OTHER_HOST[host]})" if host in OTHER_HOST else ""
+        return f"all-reduce of {ranks} over {link.name} as measured on a {host}{other}"
 
     def _collective(self, family: str, num_bytes: ArrayLike, ranks: int, link: Link, how: str) -> Timed:
-        (size,) = _broadcast(num_bytes)
-        if ranks <= 1:
-            return Timed(np.zeros(size.shape), np.full(size.shape, Basis.MEASURED, dtype=np.uint8))
+        (size,), work = _sizes(num_bytes)
         table = self._collective_table(family)
-        timed = None if table is None else table.query(np.maximum(size, 1.0), ranks, link, how)
-        return modelled(family, size, ranks, link) if timed is None else timed
+        timed = None if table is None or ranks <= 1 else table.query(size, ranks, link, how)
+        return _where(work & (ranks > 1), modelled(family, size, ranks, link) if timed is None else timed)
 
     def _collective_table(self, family: str) -> CollectiveTable | None:
         table: CollectiveTable | None = self._build(family, "", lambda rows: CollectiveTable(rows, self._own_link()))
@@ -214,26 +206,23 @@ class OpTimes:
 
     def elementwise(self, num_bytes: ArrayLike) -> Timed:
         """Norms, activations, rotary embedding: `num_bytes` read and written."""
-        (size,) = _broadcast(num_bytes)
+        (size,), work = _sizes(num_bytes)
         table = self._build("elementwise", "", lambda rows: ElementwiseTable(rows, self.roofline))
-        if table is None:
-            return _assumed(self.roofline.elementwise(size))
-        timed: Timed = table.query(size)
-        return timed
+        return _where(work, _assumed(self.roofline.elementwise(size)) if table is None else table.query(size))
 
     def quantize(self, m: ArrayLike, k: ArrayLike, *, stage: str = "scale") -> Timed:
         """What fp8 activations [m, k] cost beside the product: "scale" finds their scale, when it is not known before.
 
         "cast" applies it, which `gemm` includes. The published "scale" rows are differences of two measurements.
         """
-        m, k = _broadcast(m, k)
+        (m, k), work = _sizes(m, k)
         table = self._build("quantize", stage, lambda rows: _quantize_grid(rows, stage))
         if table is None:
-            return _assumed(self.roofline.elementwise(3.0 * m * k))
+            return _where(work, _assumed(self.roofline.elementwise(3.0 * m * k)))
         log_k, log_m, log_seconds, basis = table
         places = [place(log_k, np.log(k)), place(log_m, np.log(m))]
         beyond = np.maximum(np.log(m) - log_m[-1], 0.0) + np.maximum(np.log(k) - log_k[-1], 0.0)
-        return Timed(np.exp(interpolate(log_seconds, places) + beyond), basis_of(places, basis))
+        return _where(work, Timed(np.exp(interpolate(log_seconds, places) + beyond), basis_of(places, basis)))
 
     def _build(self, family: str, part: str, make: Any) -> Any:
         key = (family, part)
@@ -252,8 +241,25 @@ def _quantize_grid(table: OpTable, stage: str) -> tuple[FloatArray, FloatArray, 
     return np.log(k), np.log(m), filled, basis
 
 
-def _broadcast(*sizes: ArrayLike) -> list[FloatArray]:
-    return [np.asarray(size) for size in np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in sizes))]
+def _sizes(*sizes: ArrayLike, may_be_zero: Sequence[ArrayLike] = ()) -> tuple[list[FloatArray], NDArray[np.bool_]]:
+    """The arrays, broadcast, and where there is work: no size is zero. Tables are asked for one in place of none."""
+    arrays = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (*sizes, *may_be_zero)))
+    for array in arrays:
+        if not bool(np.all(np.isfinite(array) & (array >= 0))):
+            raise InputError(Problem("a size of an operation is negative or not a number", expected="zero or more"))
+    work = np.ones(arrays[0].shape, dtype=bool)
+    for array in arrays[: len(sizes)]:
+        work &= array > 0
+    some = [np.where(array > 0, array, 1.0) for array in arrays[: len(sizes)]]
+    return [*some, *(np.asarray(array) for array in arrays[len(sizes) :])], work
+
+
+def _where(work: NDArray[np.bool_], timed: Timed) -> Timed:
+    """No time where there is no work."""
+    if bool(np.all(work)):
+        return timed
+    basis = np.where(work, timed.basis, np.uint8(Basis.MEASURED)).astype(np.uint8)
+    return Timed(np.where(work, timed.seconds, 0.0), basis)
 
 
 def _assumed(seconds: FloatArray) -> Timed:

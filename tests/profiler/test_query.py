@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from splitplan.catalogs.errors import InputError
 from splitplan.catalogs.gpus import find_gpu
 from splitplan.catalogs.links import find_link
 from splitplan.profiler.profile import Basis, Profile, Timed
@@ -79,6 +80,28 @@ def test_arguments_broadcast() -> None:
     one = ops("h100-sxm").gemm(3, 5000, 4096)
     assert one.seconds.shape == ()
     assert float(one.seconds) == float(timed.seconds[2, 1])
+
+
+def test_no_work_takes_no_time_and_a_negative_size_is_an_error() -> None:
+    shape = {"hidden": 4096, "inter": 14336, "topk": 2, "num_experts": 8}
+    for op in (ops("h100-sxm"), rooflines("h100-sxm")):
+        for timed in (
+            op.gemm([0, 8], 4096, 4096),
+            op.prefill_attention([0, 8], 100, **GQA),
+            op.decode_attention([0, 8], 100, **GQA),
+            op.mla_decode([0, 8], 100, heads=16, mla=DEEPSEEK_V3),
+            op.moe([0, 8], **shape),
+            op.all_reduce([0, 8], 4, NVLINK),
+            op.elementwise([0, 8]),
+            op.quantize([0, 8], 4096),
+        ):
+            assert timed.seconds[0] == 0.0
+            assert timed.seconds[1] > 0
+        assert float(op.decode_attention(8, 0, **GQA).seconds) > 0
+        with pytest.raises(InputError, match="negative"):
+            op.gemm(-1, 4096, 4096)
+        with pytest.raises(InputError, match="not a number"):
+            op.decode_attention(float("nan"), 10, **GQA)
 
 
 # Stairs
