@@ -11,6 +11,7 @@ from splitplan.catalogs.gpus import find_gpu
 from splitplan.catalogs.links import find_link
 from splitplan.planner.candidates import Candidate
 from splitplan.planner.columns.column import Column
+from splitplan.planner.explain import Question, binding_sentences
 from splitplan.planner.plan import Alternative, Host, Plan, Proof
 from splitplan.planner.program.types import Infeasible, ProgramOptions, ProgramSolution
 from splitplan.planner.repair import Outcome, Workshop
@@ -54,7 +55,7 @@ def emit_plan(study: Study, shop: Workshop, chosen: Outcome, variants: Sequence[
         alternatives=tuple(_alternatives(chosen, variants)),
         rejected_columns=dict(sorted(study.columns.rejections.counts.items())),
         corrections={name: round(factor, 9) for name, factor in sorted(shop.corrections.factor.items())},
-        limits=tuple(item.constraint for item in solution.binding),
+        limits=tuple(dict.fromkeys(binding_sentences(Question(shop.problem, solution)))),
         basis=tuple(_basis(study, found)),
         notes=tuple(dict.fromkeys([*inputs.slo.notes, *inputs.fleet.notes, *inputs.workload.notes, *solution.notes])),
     )

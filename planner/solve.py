@@ -28,6 +28,9 @@ from splitplan.planner.spec.workload import sample
 from splitplan.planner.verify import Effort, Judge, default_effort
 
 MIX_SAMPLE = 4096
+SAME_PERCENT = 1.0
+"""Plans this close in cost are alike: step times are not predicted that well, and fewer GPUs are easier to run."""
+
 Progress = Callable[[str], None]
 
 
@@ -201,10 +204,12 @@ def _run(shop: Workshop, label: str, options: ProgramOptions, say: Progress) -> 
 
 
 def _chosen(study: Study, variants: list[Variant]) -> Outcome:
-    """The best that passed, whichever variant found it; fewer GPUs break a tie, then the earlier variant."""
+    """The best that passed, whichever variant found it; of those within SAME_PERCENT, the one with fewest GPUs."""
     passed = [variant.outcome for variant in variants if variant.outcome.passed]
     if passed:
-        return min(passed, key=lambda outcome: (round(outcome.score, 6), _gpus(outcome)))
+        best = min(outcome.score for outcome in passed)
+        close = [outcome for outcome in passed if outcome.score <= best + abs(best) * SAME_PERCENT / 100]
+        return min(close, key=lambda outcome: (_gpus(outcome), round(outcome.score, 6)))
     last = variants[-1].outcome
     reasons = [Problem(reason) for reason in last.reasons]
     if last.verdict is not None:
