@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, cast
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from splitplan.catalogs.errors import InputError, Problem
 from splitplan.planner.latency.step import StepModel
 from splitplan.planner.simulate import layout as at
-from splitplan.planner.simulate.deployment import Deployment, InstanceSpec
+from splitplan.planner.simulate.deployment import Change, Deployment, InstanceSpec
 from splitplan.planner.spec.workload import FloatArray, IntArray, Requests
 
 Arrivals = Literal["open", "burst", "closed", "batch"]
@@ -45,13 +46,14 @@ def build_world(
     routing: Routing,
     stepping: bool,
     as_lists: bool,
+    changes: Sequence[Change] = (),
 ) -> at.World:
     """All state of a simulation that has not begun, as NumPy arrays or as lists."""
     rows = _Rows(deployment, requests)
-    _fill_engines(rows, deployment)
+    _fill_engines(rows, deployment, changes)
     _fill_requests(rows, requests, seed)
     _fill_links(rows, deployment)
-    _add_caches(rows, deployment, requests)
+    _add_caches(rows, deployment, requests, _roles(deployment, changes))
     ints, floats = rows.ints, rows.floats
     _fill_globals(rows, deployment)
     ints[at.G_ARRIVALS] = ARRIVALS[arrivals]
@@ -66,7 +68,8 @@ def build_world(
         times[concurrency:] = at.INFINITE_S
         times[:concurrency] = 0.0
         ints[at.G_DUE] = ints[at.G_FIRST_REQUEST] + min(concurrency, len(requests)) * at.R_WIDTH
-    _fill_sources(rows, float(times[0]))
+    first_change_s = _add_changes(rows, changes)
+    _fill_sources(rows, float(times[0]), first_change_s)
     all_ints, all_floats = np.concatenate([ints, *rows.more_ints]), np.concatenate([floats, *rows.more_floats])
     if as_lists:
         return at.World(all_ints.tolist(), all_floats.tolist())
@@ -139,7 +142,7 @@ def check_requests(requests: Requests) -> None:
         raise InputError(Problem("arrival times are not in order", expected="seconds from 0 on, ascending"))
 
 
-def _add_caches(rows: _Rows, deployment: Deployment, requests: Requests) -> None:
+def _add_caches(rows: _Rows, deployment: Deployment, requests: Requests, roles: Sequence[set[str]]) -> None:
     """Prompt blocks numbered from 0, and a cache for every instance, host and store that keeps them."""
     ints = rows.ints
     ints[at.G_STORE] = -1
@@ -154,8 +157,8 @@ def _add_caches(rows: _Rows, deployment: Deployment, requests: Requests) -> None
     table[:, at.R_PREFIX] = offset + prefix.offsets[:-1]
     table[:, at.R_PREFIX_COUNT] = np.minimum(np.diff(prefix.offsets), whole)
     ints[at.G_HASH_TOKENS] = prefix.block_tokens
-    for row, instance in zip(lane_rows(deployment), deployment.instances, strict=True):
-        if instance.role == "decode" or not instance.prefix_cache:
+    for row, instance, own_roles in zip(lane_rows(deployment), deployment.instances, roles, strict=True):
+        if own_roles == {"decode"} or not instance.prefix_cache:
             continue
         if prefix.block_tokens % instance.block_tokens:
             raise InputError(
@@ -178,8 +181,39 @@ def _add_caches(rows: _Rows, deployment: Deployment, requests: Requests) -> None
 
 def _add_cache(rows: _Rows, num_blocks: int, capacity: int) -> int:
     cache = np.full(at.C_SLOTS + num_blocks * at.C_SLOT_WIDTH, -1, dtype=np.int64)
-    cache[at.C_COUNT], cache[at.C_CAPACITY] = 0, capacity
+    cache[at.C_COUNT], cache[at.C_CAPACITY], cache[at.C_SIZE] = 0, capacity, num_blocks
     return rows.add_ints(cache)
+
+
+def _roles(deployment: Deployment, changes: Sequence[Change]) -> list[set[str]]:
+    """The roles every instance has at any time."""
+    roles = [{str(instance.role)} for instance in deployment.instances]
+    for change in changes:
+        if change.role is not None:
+            roles[change.instance].add(change.role)
+    return roles
+
+
+def _add_changes(rows: _Rows, changes: Sequence[Change]) -> float:
+    """Put the changes, in order of time, at common offsets behind everything; the time of the first."""
+    ordered = sorted(changes, key=lambda change: change.time_s)
+    offset = max(rows.end_ints, rows.end_floats)
+    rows.add_ints(np.zeros(offset - rows.end_ints, dtype=np.int64))
+    rows.add_floats(np.zeros(offset - rows.end_floats))
+    kinds = {"fail": at.CHANGE_FAIL, "restart": at.CHANGE_RESTART, "role": at.CHANGE_ROLE}
+    homes = rows.ints_of("engines")[:, at.E_HOME][_home_rows(rows)]
+    ints = [(int(homes[c.instance]), kinds[c.kind], ROLES[c.role] if c.role else 0) for c in ordered]
+    rows.add_ints(np.array(ints, dtype=np.int64).ravel())
+    rows.add_floats(np.array([(c.time_s, c.reload_s, 0.0) for c in ordered], dtype=np.float64).ravel())
+    rows.ints[at.G_NEXT_CHANGE] = offset
+    rows.ints[at.G_END_CHANGE] = offset + len(ordered) * at.K_WIDTH
+    rows.ints[at.G_LIMBO_HEAD] = -1
+    return ordered[0].time_s if ordered else at.INFINITE_S
+
+
+def _home_rows(rows: _Rows) -> IntArray:
+    lanes: IntArray = np.flatnonzero(rows.ints_of("engines")[:, at.E_LANE] == 0)
+    return lanes
 
 
 def _fill_links(rows: _Rows, deployment: Deployment) -> None:
@@ -209,7 +243,7 @@ def _fill_globals(rows: _Rows, deployment: Deployment) -> None:
     floats[at.G_LAST_LAYER_SHARE] = 1.0 / max(deployment.layerwise_layers, 1)
 
 
-def _fill_engines(rows: _Rows, deployment: Deployment) -> None:
+def _fill_engines(rows: _Rows, deployment: Deployment, changes: Sequence[Change]) -> None:
     """One row per lane: an instance with s pipeline stages has s lanes, the first of which is its home."""
     ints, floats = rows.ints_of("engines"), rows.floats_of("engines")
     tables: dict[tuple[int, int], dict[int, int]] = {}
@@ -237,7 +271,8 @@ def _fill_engines(rows: _Rows, deployment: Deployment) -> None:
             floats[row, at.E_GAP_S] = instance.step.gap_s
             floats[row, at.E_HANDOFF_S] = instance.step.handoff_s
             floats[row, at.E_SHARE] = instance.share
-    _add_lists(rows, deployment, [rows.first["engines"] + row * at.E_WIDTH for row in homes])
+            floats[row, at.E_BACK_S] = at.INFINITE_S
+    _add_lists(rows, deployment, changes, [rows.first["engines"] + row * at.E_WIDTH for row in homes])
 
 
 def lane_rows(deployment: Deployment) -> list[int]:
@@ -256,6 +291,8 @@ def _instance_fields(rows: _Rows, instance: InstanceSpec) -> dict[int, int]:
         at.E_BLOCK_TOKENS: instance.block_tokens,
         at.E_KV_BLOCKS: blocks,
         at.E_KV_FREE: blocks,
+        at.E_UP: at.UP,
+        at.E_NEXT_ROLE: ROLES[instance.role],
         at.E_WATERMARK_BLOCKS: int(instance.watermark * blocks),
         at.E_MAX_SEQS: -(-instance.max_num_seqs // lanes),
         at.E_BUDGET_TOKENS: instance.max_num_batched_tokens,
@@ -275,11 +312,13 @@ def _instance_fields(rows: _Rows, instance: InstanceSpec) -> dict[int, int]:
     return fields
 
 
-def _add_lists(rows: _Rows, deployment: Deployment, homes: list[int]) -> None:
+def _add_lists(rows: _Rows, deployment: Deployment, changes: Sequence[Change], homes: list[int]) -> None:
     """Lists of entry and decode instances; cumulative shares over each, and one row per entry instance with routes."""
     ints, instances = rows.ints, deployment.instances
-    decodes = deployment.indices("decode")
-    entries = deployment.indices("prefill", "colocated") or decodes
+    roles = _roles(deployment, changes)
+    decodes = [k for k, own in enumerate(roles) if "decode" in own]
+    entries = [k for k, own in enumerate(roles) if own != {"decode"}] or decodes
+    ints[at.G_DECODE_ALONE] = int(entries == decodes and not deployment.indices("prefill", "colocated"))
     ints[at.G_ENTRY_LIST] = rows.add_ints(np.array([homes[k] for k in entries], dtype=np.int64))
     ints[at.G_DECODE_LIST] = rows.add_ints(np.array([homes[k] for k in decodes], dtype=np.int64))
     ints[at.G_ENTRY_COUNT], ints[at.G_DECODE_COUNT] = len(entries), len(decodes)
@@ -299,13 +338,14 @@ def _cumulative(weights: list[float]) -> FloatArray:
     return shares
 
 
-def _fill_sources(rows: _Rows, first_arrival_s: float) -> None:
+def _fill_sources(rows: _Rows, first_arrival_s: float, first_change_s: float) -> None:
     """Wake times and a tournament over them: tree[1] is the source with the earliest event, ties to the left."""
     leaves = 1
     while leaves < rows.shape["engines"][0] + at.FIRST_ENGINE_SOURCE:
         leaves *= 2
     wake_s = np.full(leaves, at.INFINITE_S, dtype=np.float64)
     wake_s[at.SOURCE_ARRIVAL] = first_arrival_s
+    wake_s[at.SOURCE_CONTROL] = first_change_s
     tree = np.zeros(2 * leaves, dtype=np.int64)
     tree[leaves:] = np.arange(leaves)
     for node in range(leaves - 1, 0, -1):

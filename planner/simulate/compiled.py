@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from splitplan.planner.simulate import (
+    changes,
     engine,
+    intake,
     layout,
     lifecycle,
     loop,
@@ -30,6 +32,7 @@ from splitplan.planner.simulate import (
     routing,
     running,
     runs,
+    schedule,
     steptime,
     transfer,
 )
@@ -44,7 +47,10 @@ HOT_MODULES: tuple[types.ModuleType, ...] = (
     lifecycle,
     transfer,
     routing,
+    intake,
+    schedule,
     engine,
+    changes,
     loop,
 )
 

@@ -51,6 +51,22 @@ class InstanceSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """Something that happens to an instance at a time.
+
+    "fail" loses KV, queues and prefix cache at once; its requests start again elsewhere. "restart" brings a failed
+    instance back `reload_s` later. "role" takes nothing new in, finishes what is there, and comes back in `role` after
+    `reload_s`.
+    """
+
+    time_s: float
+    instance: int  # position in Deployment.instances
+    kind: Literal["fail", "restart", "role"]
+    role: InstanceRole | None = None
+    reload_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """Instances that serve one model together.
 
@@ -95,6 +111,25 @@ def check_deployment(deployment: Deployment) -> None:
         if not _is_route(deployment, prefill, decode) or not share >= 0:
             expected = "(prefill index, decode index) with a share of at least 0"
             problems.append(Problem(f"route {prefill} → {decode} with share {share}", expected=expected))
+    if problems:
+        raise InputError(problems)
+
+
+def check_changes(deployment: Deployment, changes: Sequence[Change]) -> None:
+    """Raise InputError with every change that cannot happen."""
+    problems = []
+    for change in changes:
+        if not 0 <= change.instance < len(deployment.instances):
+            expected = f"0 to {len(deployment.instances) - 1}"
+            problems.append(Problem(f"a change of instance {change.instance}", expected=expected))
+        if not (change.time_s >= 0 and change.reload_s >= 0):
+            problems.append(Problem(f"a change at {change.time_s} s with reload {change.reload_s} s", expected="≥ 0"))
+        if (change.kind == "role") != (change.role is not None):
+            problems.append(Problem(f"a change '{change.kind}' with role {change.role}", expected="a role iff 'role'"))
+    if changes and deployment.layerwise_layers:
+        problems.append(Problem("changes with layer-wise transfers are not modelled", next_step="layerwise_layers=0"))
+    if changes and not deployment.indices("prefill", "colocated"):
+        problems.append(Problem("changes of decode instances alone are not modelled"))
     if problems:
         raise InputError(problems)
 

@@ -48,6 +48,10 @@ DECODING = 5
 FINISHED = 6
 REJECTED = 7
 
+# Whether an instance takes requests
+UP = 1
+DRAINING = 2
+
 # How requests arrive
 ARRIVALS_OPEN = 0
 ARRIVALS_CLOSED = 1
@@ -95,6 +99,12 @@ G_STEPPING = 30  # 1: visit every step (for tests), 0: jump over runs
 G_SPINE = 31
 G_STORE = 34  # prefix cache all instances share; -1: none
 G_HASH_TOKENS = 35  # tokens of one block of the prefix caches
+G_LIMBO_HEAD = 36  # requests that no instance can take for now
+G_LIMBO_TAIL = 37
+G_NEXT_CHANGE = 38
+G_END_CHANGE = 39
+G_RESTARTS = 40
+G_DECODE_ALONE = 41  # 1: decode instances take new requests, prefilled elsewhere
 G_FIRST_LINK = 33
 G_CACHED_ON_DECODE = 32  # 1: what the prefix cache saves is not transferred either
 G_WIDTH = 64
@@ -174,6 +184,8 @@ E_OPEN = 62  # 1: requests may join (always, unless E_STATIC)
 E_CACHE = 63  # home: prefix cache in HBM; -1: none
 E_HOST_CACHE = 64  # home: prefix cache in host memory; -1: none
 E_HASH_BLOCKS = 65  # KV blocks of one block of the prefix cache
+E_UP = 66  # home: takes requests (UP), finishes what it has (DRAINING), or is down (0)
+E_NEXT_ROLE = 67
 E_LANE = 57  # number of this lane; its row also holds the state of the stage of that number
 E_WIDTH = 96
 
@@ -195,7 +207,11 @@ E_STAGE_FREE_S = 13  # pipelines: when the stage of this lane's number is free
 E_HANDOFF_S = 14
 E_PAUSED_S = 16  # since the last step in which sequences decoded
 E_HOST_RATE = 17  # bytes/s out of the host's cache
+E_BACK_S = 18  # home: when it is up again
+E_RELOAD_S = 19  # home: from drained to up in the next role
 E_STAGE_S = 15  # time of the current step on one stage
+
+NOWHERE_NOW = -2  # instead of a handle: instances could take it, but none is up
 
 # Requests, integers
 R_INPUT = 0
@@ -217,6 +233,7 @@ R_PREEMPTIONS = 15
 R_SHARED = 16  # leading prompt blocks it shares with a prefix cache
 R_PREFIX = 17  # offset of its prompt blocks' numbers
 R_PREFIX_COUNT = 18  # whole blocks of its prompt
+R_AT = 19  # the instance it waits or runs at
 R_WIDTH = 20
 
 # Requests, floats
@@ -256,8 +273,20 @@ C_OLDEST = 0
 C_NEWEST = 1
 C_COUNT = 2  # blocks that nobody uses
 C_CAPACITY = 3
-C_SLOTS = 4
+C_SIZE = 4
+C_SLOTS = 5
 C_REFERENCES = 0  # requests that use the block; -1: not held
 C_PREVIOUS = 1
 C_NEXT = 2
 C_SLOT_WIDTH = 3
+
+# Changes, integers and floats
+K_ENGINE = 0
+K_KIND = 1
+K_ROLE = 2
+K_WIDTH = 3
+K_TIME_S = 0
+K_RELOAD_S = 1
+CHANGE_FAIL = 0
+CHANGE_RESTART = 1
+CHANGE_ROLE = 2

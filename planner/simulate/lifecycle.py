@@ -5,9 +5,15 @@ from __future__ import annotations
 from splitplan.planner.simulate.layout import (
     ARRIVALS_CLOSED,
     ARRIVALS_OPEN,
+    DRAINING,
+    E_BACK_S,
+    E_KV_BLOCKS,
+    E_KV_FREE,
     E_LOAD,
     E_LOAD_TOKENS,
+    E_RELOAD_S,
     E_SERVED,
+    E_UP,
     FINISHED,
     G_ARRIVALS,
     G_CONCURRENCY,
@@ -18,6 +24,7 @@ from splitplan.planner.simulate.layout import (
     G_NEXT,
     G_REJECTED,
     G_THINK_S,
+    G_WAKE,
     R_ARRIVAL_S,
     R_FINISH_S,
     R_INPUT,
@@ -25,6 +32,7 @@ from splitplan.planner.simulate.layout import (
     R_WIDTH,
     REJECTED,
     SOURCE_ARRIVAL,
+    SOURCE_CONTROL,
     World,
 )
 from splitplan.planner.simulate.queues import set_wake
@@ -49,7 +57,21 @@ def complete(world: World, engine: int, request: int, now_s: float) -> None:
     release(world, engine, request)
     world.ints[engine + E_SERVED] += 1
     world.ints[G_FINISHED] += 1
+    settle_drain(world, engine, now_s)
     _leave(world, now_s)
+
+
+def settle_drain(world: World, home: int, now_s: float) -> None:
+    """An instance that drains and has nothing left goes down to come back in its next role."""
+    ints = world.ints
+    if ints[home + E_UP] != DRAINING or ints[home + E_LOAD] > 0:
+        return
+    if ints[home + E_KV_FREE] == ints[home + E_KV_BLOCKS]:
+        ints[home + E_UP] = 0
+        back_s = now_s + world.floats[home + E_RELOAD_S]
+        world.floats[home + E_BACK_S] = back_s
+        if back_s < world.floats[ints[G_WAKE] + SOURCE_CONTROL]:
+            set_wake(world, SOURCE_CONTROL, back_s)
 
 
 def reject(world: World, request: int, now_s: float) -> None:

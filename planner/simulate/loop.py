@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from splitplan.planner.simulate.engine import arrive_with_kv, boundary, enqueue_prompt, one_step
+from splitplan.planner.simulate.changes import changes_due
+from splitplan.planner.simulate.engine import boundary, one_step
+from splitplan.planner.simulate.intake import dispatch
 from splitplan.planner.simulate.layout import (
-    DECODE,
-    E_ROLE,
     E_WIDTH,
     FIRST_ENGINE_SOURCE,
     G_ARRIVED,
@@ -20,8 +20,6 @@ from splitplan.planner.simulate.layout import (
     G_WAKE,
     INFINITE_S,
     R_ARRIVAL_S,
-    R_DECODER,
-    R_ENTRY,
     R_INPUT,
     R_TARGET,
     R_WIDTH,
@@ -29,9 +27,7 @@ from splitplan.planner.simulate.layout import (
     SOURCE_FLOW,
     World,
 )
-from splitplan.planner.simulate.lifecycle import assign, reject
 from splitplan.planner.simulate.queues import set_wake
-from splitplan.planner.simulate.routing import choose_entry
 from splitplan.planner.simulate.transfer import flows_due
 
 
@@ -60,6 +56,8 @@ def run_events(world: World, until_s: float) -> None:
             _arrive(world, now_s)
         elif source == SOURCE_FLOW:
             flows_due(world, now_s)
+        else:
+            changes_due(world, now_s)
         world.floats[G_NOW] = now_s
     world.ints[G_EVENTS] += events
 
@@ -75,15 +73,5 @@ def _arrive(world: World, now_s: float) -> None:
         set_wake(world, SOURCE_ARRIVAL, world.floats[following + R_ARRIVAL_S])
     else:
         set_wake(world, SOURCE_ARRIVAL, INFINITE_S)
-    engine = choose_entry(world, request)
-    if engine < 0:
-        reject(world, request, now_s)
-        return
-    world.ints[request + R_ENTRY] = engine
-    world.ints[request + R_TARGET] = world.ints[request + R_INPUT]
-    assign(world, engine, request)
-    if world.ints[engine + E_ROLE] == DECODE:
-        world.ints[request + R_DECODER] = engine
-        arrive_with_kv(world, engine, request, now_s)
-    else:
-        enqueue_prompt(world, engine, request, now_s)
+    ints[request + R_TARGET] = ints[request + R_INPUT]
+    dispatch(world, request, now_s)

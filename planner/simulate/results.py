@@ -53,6 +53,7 @@ class Run:
     num_finished: int
     num_rejected: int
     num_in_flight: int
+    num_restarts: int  # requests that began again because their instance failed
     num_events: int
     end_s: float
     output_tokens: int  # of finished requests
@@ -193,6 +194,7 @@ def read_run(world: at.World, deployment: Deployment, warmup: int) -> Run:
         num_finished=int(all_ints[at.G_FINISHED]),
         num_rejected=int(all_ints[at.G_REJECTED]),
         num_in_flight=int(all_ints[at.G_IN_FLIGHT]),
+        num_restarts=int(all_ints[at.G_RESTARTS]),
         num_events=int(all_ints[at.G_EVENTS]),
         end_s=end_s,
         output_tokens=int(ints[finished, at.R_OUTPUT].sum()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +11,7 @@ from splitplan.catalogs.errors import InputError, MissingExtraError, Problem
 from splitplan.planner.simulate import layout as at
 from splitplan.planner.simulate.build import Arrivals, Routing, build_world, check_requests
 from splitplan.planner.simulate.compiled import compiled_run_events, has_numba, is_cached, is_loaded
-from splitplan.planner.simulate.deployment import Deployment, check_deployment
+from splitplan.planner.simulate.deployment import Change, Deployment, check_changes, check_deployment
 from splitplan.planner.simulate.loop import run_events
 from splitplan.planner.simulate.results import Results, read_run
 from splitplan.planner.spec.workload import Requests
@@ -37,6 +37,7 @@ def simulate(
     routing: Routing = "weighted",
     warmup_share: float | None = None,
     until_s: float | None = None,
+    changes: Sequence[Change] = (),
     form: Form = "auto",
 ) -> Results:
     """Serve `requests` with `deployment` and report latencies.
@@ -46,6 +47,7 @@ def simulate(
     routing: "weighted" draws by share (`seed`); "round_robin" in turn, by share; "least_loaded" fewest requests per
         share; "least_tokens" fewest prompt tokens per share.
     warmup_share: leading share of requests that statistics leave out; by default 5 % of open arrivals, else none.
+    changes: failures, restarts and role switches on the way.
     until_s: stop there; what is in flight then counts as missed.
     form: "numba", "python", or by the size of the run. Both give the same bits.
     """
@@ -59,6 +61,7 @@ def simulate(
         routing=routing,
         warmup_share=warmup_share,
         until_s=until_s,
+        changes=changes,
         form=form,
     )
     job.serve(job.world, at.INFINITE_S if until_s is None else until_s)
@@ -87,10 +90,12 @@ def prepare(
     routing: Routing = "weighted",
     warmup_share: float | None = None,
     until_s: float | None = None,
+    changes: Sequence[Change] = (),
     form: Form = "auto",
 ) -> Job:
     """Check everything and build the arrays; see `simulate`."""
     check_deployment(deployment)
+    check_changes(deployment, changes)
     check_requests(requests)
     _check_arrivals(arrivals, concurrency, think_s)
     compiled = _use_compiled(form, len(requests))
@@ -104,6 +109,7 @@ def prepare(
         routing=routing,
         stepping=False,
         as_lists=not compiled,
+        changes=changes,
     )
     if warmup_share is None:
         warmup_share = WARMUP_SHARE if arrivals == "open" else 0.0

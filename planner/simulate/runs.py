@@ -82,7 +82,7 @@ def start_run(world: World, engine: int, now_s: float) -> None:
     sequences = batch + ints[engine + E_STEP_PROMPTS]
     if ints[ints[engine + E_HOME] + E_PARTIAL] >= 0:
         sequences += 1
-    host_s = world.floats[ints[engine + E_HOST_TABLE] + sequences]
+    host_s = world.floats[ints[engine + E_HOST_TABLE] + min(sequences, ints[engine + E_MAX_SEQS])]
     step_s = max(device_s, host_s) + floats[engine + E_GAP_S]
     floats[engine + E_RUN_FIRST_S] = step_s
     floats[engine + E_RUN_SLOPE_S] = 0.0

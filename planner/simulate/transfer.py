@@ -25,6 +25,7 @@ from splitplan.planner.simulate.layout import (
     F_WIDTH,
     G_BLOCK_COST_S,
     G_CACHED_ON_DECODE,
+    G_DECODE_EMITS_FIRST,
     G_END_FLOW,
     G_FIRST_FLOW,
     G_KV_BYTES_PER_TOKEN,
@@ -37,18 +38,20 @@ from splitplan.planner.simulate.layout import (
     L_FLOWS,
     L_LEFT,
     L_UNFIXED,
+    R_AT,
     R_CACHED,
     R_DECODER,
     R_DELIVERED_S,
     R_ENTRY,
     R_FLOWN_S,
-    R_INPUT,
     R_PREFILLED_S,
     R_STATE,
+    R_TARGET,
     READY,
     SOURCE_FLOW,
     World,
 )
+from splitplan.planner.simulate.lifecycle import settle_drain
 from splitplan.planner.simulate.prefix import free_kv
 from splitplan.planner.simulate.queues import push_back, set_wake
 from splitplan.planner.simulate.running import blocks_for
@@ -98,6 +101,27 @@ def flows_due(world: World, now_s: float) -> None:
     _wake_for_flows(world)
 
 
+def cancel_transfer(world: World, request: int, now_s: float) -> bool:
+    """One side is gone: take the request's flow away. False when none had begun."""
+    ints = world.ints
+    for flow in range(ints[G_FIRST_FLOW], ints[G_END_FLOW], F_WIDTH):
+        if ints[flow + F_REQUEST] == request:
+            if ints[flow + F_LINKS] > 0:
+                _unload_links(world, flow, now_s)
+            _drop(world, flow)
+            _wake_for_flows(world)
+            return True
+    return False
+
+
+def delivered_tokens(world: World, request: int) -> int:
+    """KV tokens a decode instance starts with: it computes the last prompt token again where it emits the first one."""
+    tokens = world.ints[request + R_TARGET]
+    if world.ints[G_DECODE_EMITS_FIRST] == 1:
+        tokens -= 1
+    return tokens
+
+
 def _new_row(world: World) -> int:
     flow = world.ints[G_END_FLOW]
     world.ints[G_END_FLOW] = flow + F_WIDTH
@@ -105,14 +129,14 @@ def _new_row(world: World) -> int:
 
 
 def _kv_bytes(world: World, request: int) -> float:
-    tokens = world.ints[request + R_INPUT]
+    tokens = world.ints[request + R_TARGET]
     if world.ints[G_CACHED_ON_DECODE] == 1:
         tokens -= world.ints[request + R_CACHED]
     return tokens * world.floats[G_KV_BYTES_PER_TOKEN]
 
 
 def _fixed_s(world: World, request: int) -> float:
-    blocks = blocks_for(world, world.ints[request + R_DECODER], world.ints[request + R_INPUT])
+    blocks = blocks_for(world, world.ints[request + R_DECODER], world.ints[request + R_TARGET])
     return world.floats[G_TRANSFER_LATENCY_S] + blocks * world.floats[G_BLOCK_COST_S]
 
 
@@ -278,10 +302,12 @@ def _deliver(world: World, request: int, now_s: float) -> None:
     receiver = world.ints[request + R_DECODER]
     ints = world.ints
     if sender != receiver:
-        free_kv(world, sender, request, ints[request + R_INPUT])
+        free_kv(world, sender, request, ints[request + R_TARGET])
+        settle_drain(world, sender, now_s)
     if ints[sender + E_WAIT_HEAD] >= 0:
         wake_idle_lanes(world, sender, now_s)
     world.floats[request + R_DELIVERED_S] = now_s
     world.ints[request + R_STATE] = READY
+    world.ints[request + R_AT] = receiver
     push_back(world, receiver, E_READY_HEAD, request)
     notify(world, receiver, now_s, 0)
