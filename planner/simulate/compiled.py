@@ -85,7 +85,11 @@ def compiled_run_events() -> Callable[[layout.World, float], None]:
         function = namespace[name]
         copy = types.FunctionType(function.__code__, namespace, name, function.__defaults__)
         copy.__module__ = function.__module__
-        namespace[name] = numba.njit(_nrt=False)(copy) if name != "run_events" else _cached(copy, cache_folder)
+        namespace[name] = (
+            numba.njit(_nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)(copy)
+            if name != "run_events"
+            else _cached(copy, cache_folder)
+        )
     return namespace["run_events"]  # type: ignore[no-any-return]
 
 
