@@ -63,7 +63,7 @@ def attention_shape(batch: int, past: int, new: int) -> dict[str, Any]:
 def cases(torch: Any, workbench: Any, *, small: bool = False) -> Iterator[Case]:
     """Every kernel at the shapes that serving runs; `small` is for trying the script out."""
     dtype = "fp16" if small else "bf16"
-    scale = 64 if small else 1
+    scale = 128 if small else 1
     for new in (2048, 8192):
         shape = {**attention_shape(1, 0, new // scale), "kv_dtype": dtype}
         goal = GOALS["prefill"] if new == 8192 else None

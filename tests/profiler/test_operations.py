@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from typing import Any
 
 import numpy as np
@@ -85,7 +84,6 @@ def workbench(kind: str) -> Any:
         return TorchWorkbench(torch, rotation_bytes=1 << 16)
     if importlib.util.find_spec("triton") is None:
         pytest.skip("needs triton (extra gpu)")
-    os.environ["TRITON_INTERPRET"] = "1"
     from splitplan.profiler.gpu_operations import GpuWorkbench
 
     return GpuWorkbench(torch, "cpu", 1 << 14)

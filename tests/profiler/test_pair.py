@@ -71,5 +71,5 @@ def test_two_processes_on_this_host_measure_the_way_between_them() -> None:
     ]
     readings = [json.loads(process.communicate(timeout=90)[0]) for process in pair]
     assert readings[0] == readings[1]
-    assert readings[0]["seconds"][1] > readings[0]["seconds"][0] > 0
-    assert readings[0]["bytes_per_s"] > 0
+    assert min(readings[0]["seconds"]) > 0
+    assert readings[0]["sizes_bytes"] == [4096, 1 << 22]
