@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -23,14 +23,13 @@ def fleet_tree(fleet: Fleet) -> Tree:
     spine = "" if fleet.spine_bytes_per_s is None else f"; spine {_gbit(fleet.spine_bytes_per_s)}"
     tree = Tree(f"[bold]{escape(fleet.name)}[/bold]  {escape(gpus)}{spine}", highlight=False)
     pods = {pod.name: pod.uplink_bytes_per_s for pod in fleet.pods}
-    for _, same_pod in groupby(fleet.racks, key=lambda rack: rack.pod):
-        racks = list(same_pod)
+    for racks in _alike(fleet.racks, lambda rack: rack.pod):
         branch = tree
         if racks[0].pod:
             uplink = pods.get(racks[0].pod)
             branch = tree.add(escape(f"pod {racks[0].pod}" + (f"  up {_gbit(uplink)}" if uplink else "")))
-        for _, same in groupby(racks, key=_content):
-            _add_racks(branch, list(same))
+        for same in _alike(racks, _content):
+            _add_racks(branch, same)
     return tree
 
 
@@ -43,6 +42,14 @@ def price_table(fleet: Fleet, price_kind: str) -> Table:
     for gpu, price in fleet.usd_per_gpu_hour.items():
         table.add_row(gpu, f"{price:.2f}", escape(fleet.price_sources[gpu]))
     return table
+
+
+def _alike(racks: Sequence[Rack], key: Callable[[Rack], str]) -> list[list[Rack]]:
+    """Racks with the same key together, in order of first appearance."""
+    groups: dict[str, list[Rack]] = {}
+    for rack in racks:
+        groups.setdefault(key(rack), []).append(rack)
+    return list(groups.values())
 
 
 def _content(rack: Rack) -> str:

@@ -131,6 +131,17 @@ def test_the_drawing_of_a_fleet_has_identical_racks_once() -> None:
     assert len(text.splitlines()) < 40
 
 
+def test_racks_that_alternate_are_drawn_in_two_groups(tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    racks = "".join(
+        f"  - {{name: r{number}, nodes: [{{gpu: {'l4' if number % 2 else 'h100'}, gpus: 1}}]}}\n"
+        for number in range(1, 41)
+    )
+    path.write_text(f"kind: Fleet\nversion: 1\nname: lab\nracks:\n{racks}")
+    text = planner("fleet", "show", str(path)).stdout
+    assert "20 racks r[1,3,5,7,9,11,13,15,17,19,21,23,25,27,29,31,33,35,37,39], each" in " ".join(text.split())
+
+
 def test_gpus_in_use_are_drawn_hollow(tmp_path: Path) -> None:
     path = tmp_path / "lab.yaml"
     node = "{name: a, gpu: l4, gpus: 4, gpus_in_use: [1]}"
