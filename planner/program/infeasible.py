@@ -82,7 +82,7 @@ def _ways_out(program: Program, loose: LinearModel, relaxed: Answer) -> list[Rea
     gains: list[tuple[float, str, Reason]] = []
     rate = float(program.normal.rate_req_per_s.sum())
     for name, dual, limit in zip(loose.constraint_names, relaxed.duals, loose.rhs, strict=True):
-        worth = abs(dual) * limit
+        worth = abs(dual) * (limit if limit > 0 else 1.0)  # a limit of zero holds back all the same
         reason = limit_in_words(program, name, abs(dual), rate)
         if worth > SMALLEST_GAIN and reason is not None:
             gains.append((-worth, name, reason))

@@ -64,6 +64,19 @@ def parse_filter(text: str) -> ColumnFilter:
     return ColumnFilter(roles, tuple(tests))
 
 
+def unmatched_pins(columns: Sequence[Column], options: ProgramOptions) -> list[Problem]:
+    """Pins and requirements that no column matches at all: nothing could ever satisfy them."""
+    problems = []
+    for text in (*options.pin, *options.require):
+        wanted = parse_filter(text)
+        if any(wanted.matches(column) for column in columns):
+            continue
+        gpus = sorted({column.gpu for column in columns if wanted.speaks_of(column)})
+        message = f"no kind of instance that meets the targets on this fleet matches '{text}'"
+        problems.append(Problem(message, next_step=f"there are some on: {', '.join(gpus) or 'no GPU type'}"))
+    return problems
+
+
 def allowed_columns(columns: Sequence[Column], options: ProgramOptions) -> tuple[Column, ...]:
     """Columns that mode, only_gpu, pin and forbid leave."""
     pins = [parse_filter(text) for text in options.pin]

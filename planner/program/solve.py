@@ -19,7 +19,7 @@ from splitplan.planner.program.money import purchase, rent_terms, running_instan
 from splitplan.planner.program.objective import goodput_objective, gpu_terms
 from splitplan.planner.program.optimum import Optimum, find_optimum, grown, integers, least_travel, optimum_by_groups
 from splitplan.planner.program.pairing import SMALLEST_RATE, pair_flows
-from splitplan.planner.program.reduce import reduce_columns
+from splitplan.planner.program.reduce import reduce_columns, unmatched_pins
 from splitplan.planner.program.rounding import fixed_program
 from splitplan.planner.program.solver import solve_arrays
 from splitplan.planner.program.types import Binding, Bought, Infeasible, Placed, ProgramInput, ProgramSolution
@@ -95,6 +95,7 @@ def check_input(problem: ProgramInput) -> None:
     problems += [Problem(f"no KV bytes per request for KV dtype {dtype}") for dtype in unknown]
     if len({column.name for column in problem.columns}) < len(problem.columns):
         problems.append(Problem("two columns have one name"))
+    problems += unmatched_pins(problem.columns, problem.options)
     if problems:
         raise InputError(problems[:20])
 

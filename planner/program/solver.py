@@ -23,6 +23,7 @@ from splitplan.planner.program.linear import LinearModel, Sense
 
 RANDOM_SEED = 0
 THREADS = 1
+ALLOW_RESTART = False  # restarts of the root node cost half the time on programs as small as most of ours
 IIS_FROM_LP_WITH_ROWS_FIRST = 2
 Status = Literal["optimal", "feasible", "infeasible", "unbounded", "none"]
 
@@ -66,7 +67,7 @@ def solve(model: LinearModel, limits: SolveLimits | None = None, *, solver: str 
     problem, variables = _pulp_problem(model)
     if solver == "cbc":
         return _solve_with_cbc(problem, variables, model, limits)
-    options: dict[str, Any] = {"random_seed": RANDOM_SEED}
+    options: dict[str, Any] = {"random_seed": RANDOM_SEED, "mip_allow_restart": ALLOW_RESTART}
     if limits.max_nodes is not None:
         options["mip_max_nodes"] = limits.max_nodes
     highs_solver = pulp.HiGHS(
@@ -167,6 +168,7 @@ def _highs(limits: SolveLimits) -> Any:
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", THREADS)
     highs.setOptionValue("random_seed", RANDOM_SEED)
+    highs.setOptionValue("mip_allow_restart", ALLOW_RESTART)
     highs.setOptionValue("time_limit", float(limits.time_s))
     highs.setOptionValue("mip_rel_gap", limits.relative_gap)
     highs.setOptionValue("mip_abs_gap", limits.absolute_gap)

@@ -188,6 +188,8 @@ def test_budget_and_power_are_hard() -> None:
     assert solved(a_problem(four_racks(), columns, [10.0], budget_usd_per_hour=9.6)).usd_per_hour == pytest.approx(9.52)
     answer = refused(a_problem(four_racks(), columns, [10.0], budget_usd_per_hour=9.0))
     assert any("budget" in reason.message for reason in answer.reasons)
+    nothing = refused(a_problem(four_racks(), columns, [10.0], budget_usd_per_hour=0.0))
+    assert any("budget" in reason.message for reason in nothing.reasons)
     answer = refused(a_problem(four_racks(), columns, [10.0], max_power_watts=1000.0))
     assert any("power limit binds" in reason.message for reason in answer.reasons)
 
@@ -256,6 +258,8 @@ def test_pin_and_forbid() -> None:
     used = [c for c in columns for p in banned.placed if c.name == p.column]
     assert used
     assert all(c.gpu != "l40s" and c.tensor_parallel > 1 for c in used)
+    with pytest.raises(InputError, match="matches 'decode=h200'"):
+        solve_program(a_problem(four_racks(), columns, [3.0], pin=("decode=h200",)))
     with pytest.raises(UsageError, match="column filter 'decode:tq=2'"):
         solve_program(a_problem(four_racks(), columns, [3.0], pin=("decode:tq=2",)))
 
