@@ -18,12 +18,12 @@ Start = Callable[..., Launched]
 
 
 EXTRAS = Path(os.environ.get("SPLITPLAN_LAUNCH_EXTRAS", ".venv-extras")).absolute()
-"""Where .ci/install-launch-extras put the tools that these tests run against."""
+"""Where .ci/install-extras put the tools that these tests run against."""
 
 
 def lacking(reason: str) -> None:
     """Skip with a reason and the way out (a failure under SPLITPLAN_TEST_REQUIRE=all, as every skip)."""
-    pytest.skip(f"{reason}; .ci/install-launch-extras installs it")
+    pytest.skip(f"{reason}; .ci/install-extras installs it")
 
 
 @pytest.fixture
