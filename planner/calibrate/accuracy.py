@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from splitplan.planner.calibrate.points import Point
 from splitplan.planner.calibrate.predict import Prediction, predict, prepare_for_many
-from splitplan.planner.calibrate.resolve import Setup, UnpredictableError, resolve
+from splitplan.planner.calibrate.resolve import Setup, UnpredictableError, find_measured_gpu, resolve
 from splitplan.planner.calibrate.score import Row, Value, measured_values, predicted_value
 from splitplan.planner.latency.calibration import find_overhead
 from splitplan.planner.latency.overhead import EngineOverhead
@@ -44,7 +44,8 @@ def score_point(point: Point, overhead_of: OverheadOf = shipped_overhead) -> Row
     try:
         setup = resolve(point)
     except UnpredictableError as error:
-        return Row(point, point.gpu, point.engine, True, interval_values(point, None, EngineOverhead()), str(error))
+        values = interval_values(point, None, EngineOverhead())
+        return Row(point, _gpu_label(point), point.engine, True, values, str(error))
     overhead = overhead_of(point, setup)
     dense, generation = setup.model.moe is None, setup.generation.key
     try:
@@ -61,6 +62,14 @@ def score_point(point: Point, overhead_of: OverheadOf = shipped_overhead) -> Row
         notes=prediction.notes,
         basis_shares=prediction.basis_shares,
     )
+
+
+def _gpu_label(point: Point) -> str:
+    """The catalog name of the point's GPU where there is one, so that rows that fail are counted where they belong."""
+    try:
+        return find_measured_gpu(point.gpu).name
+    except UnpredictableError:
+        return point.gpu.lower()
 
 
 def interval_values(point: Point, prediction: Prediction | None, overhead: EngineOverhead) -> Mapping[str, Value]:

@@ -66,7 +66,7 @@ def resolve(point: Point) -> Setup:
         raise UnpredictableError(point.problem)
     if point.mode not in MODES:
         raise UnpredictableError(f"mode '{point.mode}' is not one of {', '.join(MODES)}")
-    gpu = _gpu(point.gpu)
+    gpu = find_measured_gpu(point.gpu)
     model = _model(point.model)
     generation = find_generation(
         point.engine,
@@ -99,7 +99,8 @@ def resolve(point: Point) -> Setup:
     return replace(setup, kv_capacity_tokens=_kv_capacity(setup, point))
 
 
-def _gpu(text: str) -> Gpu:
+def find_measured_gpu(text: str) -> Gpu:
+    """The GPU that a benchmark's label means; raises UnpredictableError for one in no catalog."""
     plain = re.sub(r"\(.*", "", text).strip()
     without_size = re.sub(r"[- ]\d+ ?GB$", "", plain)
     for name in (plain, without_size, re.sub(r"-(SXM\d?|PCIe)", "", plain), re.sub(r"^NVIDIA[ -]", "", without_size)):
@@ -118,11 +119,29 @@ MODEL_SUFFIX = re.compile(
 """Parts of a model's name that say how it was tuned or stored, not what its dimensions are."""
 
 
+FINE_TUNES = (
+    (r"deepseek-r1-distill-llama-(8|70)b", r"llama-3.1-\1b"),
+    (r"deepseek-r1-distill-qwen-(1\.5|7|14|32)b", r"qwen2.5-\1b"),
+    (r"vicuna-(7|13)b.*", r"llama-2-\1b"),
+    (r"(?:meta-)?llama-(3(?:\.\d)?)-(\d+)b.*", r"llama-\1-\2b"),
+    (r"(?:meta-)?llama-?2-(\d+)b.*", r"llama-2-\1b"),
+    (r"mistral-7b.*", "mistral-7b-v0.1"),
+    (r"qwen(2(?:\.5)?|3)-([\d.]+)b.*", r"qwen\1-\2b"),
+)
+"""Families whose fine-tunes share their base's dimensions, by the last part of a name."""
+
+
 def _model(text: str) -> Model:
     name = text.strip()
     candidates = [name, name.rsplit("/", 1)[-1]]
-    while MODEL_SUFFIX.search(candidates[-1]):
-        candidates.append(MODEL_SUFFIX.sub("", candidates[-1]))
+    for pattern, base in FINE_TUNES:
+        last = candidates[1].lower()
+        if re.fullmatch(pattern, last) and "-a" not in last:
+            candidates.append(re.sub(pattern, base, last))
+    stripped = candidates[1]
+    while MODEL_SUFFIX.search(stripped):
+        stripped = MODEL_SUFFIX.sub("", stripped)
+        candidates.append(stripped)
     for candidate in candidates:
         try:
             return find_model(candidate)

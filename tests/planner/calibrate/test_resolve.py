@@ -45,6 +45,9 @@ def test_gpus_as_benchmarks_write_them(tmp_path: Path, written: str, name: str) 
         ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.3-70b"),
         ("nvidia/Llama-3.1-8B-Instruct-FP8", "llama-3.1-8b"),
         ("somebody/Qwen3-32B-AWQ", "qwen3-32b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama-3.1-70b"),
+        ("lmsys/vicuna-13b-v1.5", "llama-2-13b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.1"),
         ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "llama-3.1-8b"),
     ],
 )

@@ -106,6 +106,15 @@ def test_every_row_names_its_group_and_its_reason(tmp_path: Path) -> None:
     assert is_target(rows[2])
 
 
+def test_a_row_of_an_unknown_model_counts_against_the_target(tmp_path: Path) -> None:
+    """It cannot drop out of the totals: its GPU is known, and its figures count as infinite errors."""
+    path = tmp_path / "rows.csv"
+    path.write_text(one_row(model="nobody/knows-7b"))
+    found = total(score_points(read_points(path)))
+    assert (found["rows"], found["predicted_rows"]) == (1, 0)
+    assert found["tpot_median_error_percent"] is None
+
+
 def run_benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "benchmarks.accuracy", *arguments], capture_output=True, text=True, cwd=ROOT, check=False
