@@ -349,8 +349,13 @@ def _profile_facts(name: str) -> list[Fact]:
         Fact("gpu", profile.gpu),
         Fact("engine", f"{profile.engine} {profile.engine_version}"),
         *(
-            Fact(table.family, f"{table.num_rows:,} rows", "", "; ".join(f"{k} {v}" for k, v in table.columns.items()))
-            for table in describe(profile)
+            Fact(
+                table.family,
+                "; ".join(part for part in (f"{table.num_rows:,} rows", table.check) if part),
+                "",
+                "; ".join(f"{column} {values}" for column, values in table.columns.items()),
+            )
+            for table in describe(profile, find_gpu(profile.gpu), passes=1, limit=400)
         ),
         Fact("precedence", PRECEDENCE),
         *(Fact(key, value) for key, value in profile.provenance.items()),

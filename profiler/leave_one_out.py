@@ -74,12 +74,12 @@ def leave_points_out(
     interior = np.flatnonzero(_inside_its_line(table, axis))
     inner = take(table, interior)
     fixed = ("dtype", "n", "k") if family == "gemm" else FIXED[family]
-    groups = list(groups_of(inner, fixed))
+    groups = list(groups_of(inner, fixed)) if len(interior) else []
     rng = np.random.default_rng(seed)
     if limit and len(groups) > limit:
         groups = [groups[i] for i in np.sort(rng.choice(len(groups), limit, replace=False))]
     parts = []
-    for _ in range(passes):
+    for _ in range(passes if groups else 0):
         rows = np.sort(interior[[group[rng.integers(len(group))] for group in groups]])
         missing = np.zeros(len(table), dtype=bool)
         missing[rows] = True
@@ -96,8 +96,9 @@ def _predict_without(
 
 
 def _held_out(table: OpTable, parts: list[tuple[NDArray[np.intp], FloatArray]]) -> HeldOut:
-    rows = np.concatenate([part[0] for part in parts])
-    return HeldOut(take(table, rows).keys, np.concatenate([part[1] for part in parts]))
+    nothing: NDArray[np.intp] = np.zeros(0, dtype=np.intp)
+    rows = np.concatenate([nothing, *(part[0] for part in parts)])
+    return HeldOut(take(table, rows).keys, np.concatenate([np.zeros(0), *(part[1] for part in parts)]))
 
 
 def take(table: OpTable, rows: NDArray[np.intp]) -> OpTable:

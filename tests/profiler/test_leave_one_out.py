@@ -63,3 +63,11 @@ def test_a_profile_is_described_with_ranges_and_its_own_check() -> None:
     }
     assert checked["decode_attention"].check.startswith("one context left out: median ")
     assert checked["all_to_all"].check == ""
+
+
+def test_a_table_without_interior_points_is_described_without_a_check() -> None:
+    rows = {"dtype": ["bf16"] * 2, "m": [1, 2], "n": [64, 64], "k": [64, 64]}
+    profile = Profile("h100-sxm", "own", "", {"gemm": make_table("gemm", rows, [1e-6, 2e-6])}, {})
+    (facts,) = describe(profile, H100)
+    assert (facts.num_rows, facts.check) == (2, "")
+    assert len(leave_values_out(profile, H100, "gemm", "m").errors) == 0
