@@ -1,0 +1,1 @@
+"""Placement searches of DistServe and Splitwise, reproduced as baselines on the same columns as ours."""

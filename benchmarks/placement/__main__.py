@@ -1,0 +1,62 @@
+"""`python -m benchmarks.placement`: cost of each search's placement on the same columns, as a Markdown table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.placement.baselines import Choice, all_baselines
+from splitplan.catalogs.errors import NoPlanError
+from splitplan.planner.inputs import load_inputs
+from splitplan.planner.program.solve import solve_program
+from splitplan.planner.program.types import Infeasible, ProgramInput
+from splitplan.planner.question import Question
+from splitplan.planner.solve import prepare
+
+QUESTIONS = [
+    Question(model, fleet, workload, slo, rate)
+    for model, fleet, rates in (
+        ("llama-3.1-8b", "a100-l40s", (20.0, 60.0)),
+        ("llama-3.1-70b", "all-h100", (12.0, 30.0)),
+        ("llama-3.1-70b", "h100-a100", (12.0, 30.0)),
+        ("llama-3.1-70b", "four-racks", (12.0, 30.0)),
+    )
+    for rate in rates
+    for workload, slo in (("azure-conv", "ttft=2s@p90,tpot=60ms@p90"),)
+]
+
+
+def main() -> None:
+    """Print a row per question and method."""
+    print("| question | method | placement | GPUs | $/h |")
+    print("|---|---|---|---|---|")
+    for question in QUESTIONS:
+        name = f"{question.model}, {question.fleet}, {question.rate_req_per_s:g} req/s"
+        try:
+            problem = prepare(load_inputs(question)).problem
+        except NoPlanError as error:
+            print(f"| {name} | – | {error.problems[0].message} | | |")
+            continue
+        for choice in all_baselines(problem):
+            print(_row(name, choice))
+        for mode, label in (("disagg", "this program, disaggregated"), ("auto", "this program")):
+            print(_own_row(name, label, replace(problem, options=replace(problem.options, mode=mode))))
+
+
+def _row(name: str, choice: Choice) -> str:
+    fits = "" if choice.fits else " (more GPUs than there are)"
+    return f"| {name} | {choice.method} | {choice}{fits} | {choice.num_gpus} | {choice.usd_per_hour:.2f} |"
+
+
+def _own_row(name: str, label: str, problem: ProgramInput) -> str:
+    answer = solve_program(problem)
+    if isinstance(answer, Infeasible):
+        return f"| {name} | {label} | {answer.reasons[0].message} | | |"
+    counts: dict[str, int] = {}
+    for placed in answer.placed:
+        counts[placed.column] = counts.get(placed.column, 0) + placed.instances
+    text = " + ".join(f"{many} x {column}" for column, many in counts.items())
+    return f"| {name} | {label} | {text} | {answer.num_gpus} | {answer.usd_per_hour:.2f} |"
+
+
+if __name__ == "__main__":
+    main()
