@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from splitplan.launcher import lifecycle
 from splitplan.launcher.lifecycle import Launched, destroy, launch
 from splitplan.launcher.render import LaunchOptions
 from splitplan.launcher.state import load_state, state_path
@@ -19,6 +20,21 @@ Start = Callable[..., Launched]
 
 EXTRAS = Path(os.environ.get("SPLITPLAN_LAUNCH_EXTRAS", ".venv-extras")).absolute()
 """Where .ci/install-extras put the tools that these tests run against."""
+
+
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw") or 0)
+"""Number of this test process: each has ports of its own."""
+
+
+def own_port(port: int) -> int:
+    """A port (given between 18000 and 23500) for this test process alone, below those that the system hands out."""
+    return port + 5_600 * WORKER
+
+
+@pytest.fixture(autouse=True)
+def own_port_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clusters of this test process look for free ports where no other process does."""
+    monkeypatch.setattr(lifecycle, "FIRST_PORT", own_port(lifecycle.FIRST_PORT))
 
 
 def lacking(reason: str) -> None:

@@ -21,7 +21,7 @@ from splitplan.launcher.processes import is_alive, start_ticks, stop
 from splitplan.launcher.render import LaunchOptions
 from splitplan.launcher.state import ClusterState, load_state, log_folder, state_path
 from splitplan.launcher.web import answers
-from tests.launcher.conftest import Start
+from tests.launcher.conftest import Start, own_port
 from tests.launcher.plans import combined_plan, small_plan
 
 
@@ -156,10 +156,10 @@ def test_a_taken_port_is_said_before_anything_starts(start: Start, plan_file: Pa
 
 
 def test_without_a_base_port_a_free_range_is_found(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = lifecycle.taken
-    monkeypatch.setattr(lifecycle, "taken", lambda ports: [1] if min(ports) < 18500 else real(ports))
+    real, first = lifecycle.taken, lifecycle.FIRST_PORT
+    monkeypatch.setattr(lifecycle, "taken", lambda ports: [1] if min(ports) < first + 500 else real(ports))
     launched = start(small_plan(), with_probe=False)
-    assert int(launched.state.endpoints[0].rpartition(":")[2]) >= 18500
+    assert int(launched.state.endpoints[0].rpartition(":")[2]) >= first + 500
 
 
 def test_another_plan_in_the_same_file_is_not_mixed_in(start: Start) -> None:
@@ -230,7 +230,8 @@ import sys
 from splitplan.launcher.lifecycle import launch
 from splitplan.launcher.render import LaunchOptions
 from splitplan.planner.plan import load_plan
-options = LaunchOptions(target="local", engine="mock", faults={"decode-0": {"never_ready": True}})
+faults = {"decode-0": {"never_ready": True}}
+options = LaunchOptions(target="local", engine="mock", faults=faults, base_port=int(sys.argv[2]))
 launch(load_plan(sys.argv[1]), sys.argv[1], options, progress=lambda text: print(text, flush=True))
 """
 
@@ -238,7 +239,7 @@ launch(load_plan(sys.argv[1]), sys.argv[1], options, progress=lambda text: print
 def launching(plan_file: Path) -> subprocess.Popen[str]:
     """A launch in another process that waits for an instance which never becomes ready."""
     plan_file.write_text(small_plan().model_dump_json())
-    command = [sys.executable, "-c", SCRIPT, str(plan_file)]
+    command = [sys.executable, "-c", SCRIPT, str(plan_file), str(own_port(23000))]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout
     while "prefill-0 ready" not in (line := process.stdout.readline()):

@@ -20,11 +20,11 @@ from splitplan.launcher.render import LaunchOptions, render
 from splitplan.launcher.state import ClusterState
 from splitplan.launcher.web import answers, post_json
 from splitplan.planner.plan import Plan
-from tests.launcher.conftest import EXTRAS, Start, lacking
+from tests.launcher.conftest import EXTRAS, Start, lacking, own_port
 from tests.launcher.plans import mixed_plan, small_plan
 from tests.launcher.test_shell import command_of, option
 
-ROUTER_PORT = 21700
+ROUTER_PORT = own_port(21700)
 
 
 def sglang(plan: Plan, **changes: object) -> Plan:

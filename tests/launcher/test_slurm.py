@@ -21,7 +21,7 @@ from splitplan.launcher.render import LaunchOptions, render
 from splitplan.launcher.state import load_state, state_path
 from splitplan.launcher.targets.slurm import SlurmOptions
 from splitplan.planner.plan import Host, Instance, Plan
-from tests.launcher.conftest import Start, lacking
+from tests.launcher.conftest import Start, lacking, own_port
 from tests.launcher.plans import mixed_plan, plan, pool, route, slots, timing
 
 NODES = {
@@ -30,7 +30,7 @@ NODES = {
     "a100-0": ("a100", "rack1"),
     "a100-1": ("a100", "rack2"),
 }
-CONTROLLER_PORT = 21817
+CONTROLLER_PORT = own_port(21817)
 
 CONFIG = """\
 ClusterName=fake
@@ -160,7 +160,7 @@ def lab_plan(*, decode_gpus: int = 4, prefill_nodes: tuple[str, ...] = ("h100-0"
 
 
 def lab_options(base_port: int) -> LaunchOptions:
-    return LaunchOptions(target="slurm", engine="mock", base_port=base_port)
+    return LaunchOptions(target="slurm", engine="mock", base_port=own_port(base_port))
 
 
 def jobs() -> list[str]:
@@ -256,7 +256,7 @@ def test_a_step_that_dies_rolls_the_job_back(lab: Path, plan_file: Path) -> None
     options = LaunchOptions(
         target="slurm",
         engine="mock",
-        base_port=21970,
+        base_port=own_port(21970),
         faults={"decode-1": {"exit_after_s": 0.5, "start_delay_s": 30.0}},
     )
     with pytest.raises(LaunchError, match="decode-1 ended before it was ready"):

@@ -20,11 +20,11 @@ from splitplan.launcher.render import LaunchOptions
 from splitplan.launcher.state import state_path
 from splitplan.launcher.targets.ssh import SshTarget
 from splitplan.planner.plan import Host, Plan
-from tests.launcher.conftest import Start, lacking
+from tests.launcher.conftest import Start, lacking, own_port
 from tests.launcher.plans import small_plan
 
 SSHD = "/usr/sbin/sshd"
-PORT = 20222
+PORT = own_port(20222)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,11 @@ def on_loopback(plan: Plan) -> Plan:
 
 def ssh_options(config: Path, folder: Path, base_port: int = 20300) -> LaunchOptions:
     return LaunchOptions(
-        target="ssh", engine="mock", base_port=base_port, ssh_config=str(config), remote_folder=str(folder / "remote")
+        target="ssh",
+        engine="mock",
+        base_port=own_port(base_port),
+        ssh_config=str(config),
+        remote_folder=str(folder / "remote"),
     )
 
 
