@@ -123,7 +123,9 @@ def _cache_folder() -> Path | None:
     for place in places:
         folder = place / "splitplan" / f"simulator-{digest.hexdigest()[:16]}"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if folder.stat().st_uid != os.getuid():
+                continue  # what is loaded from here is code: nobody else may have put it there
             probe = folder / f".probe-{os.getpid()}"
             probe.touch()
             probe.unlink()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+import numpy as np
 
 from splitplan.catalogs.errors import InputError, Problem
 from splitplan.planner.latency.step import StepModel
@@ -100,6 +103,7 @@ def check_deployment(deployment: Deployment) -> None:
     if not deployment.instances:
         problems.append(Problem("a deployment without instances", expected="at least one"))
     problems += _role_problems(deployment)
+    problems += _cost_problems(deployment)
     problems += [
         Problem(f"link '{link.name}' has {link.bytes_per_s} bytes/s", expected="a positive number")
         for link in deployment.links
@@ -136,6 +140,21 @@ def check_changes(deployment: Deployment, changes: Sequence[Change]) -> None:
 
 def _is_route(deployment: Deployment, prefill: int, decode: int) -> bool:
     return prefill in deployment.indices("prefill") and decode in deployment.indices("decode")
+
+
+def _cost_problems(deployment: Deployment) -> list[Problem]:
+    """Times and sizes that are no numbers would never let a simulation end."""
+    problems = []
+    for key in ("kv_bytes_per_token", "transfer_latency_s", "descriptor_s", "descriptors_per_block"):
+        value = getattr(deployment, key)
+        if not 0 <= value < math.inf:
+            problems.append(Problem(f"{value}", key=key, expected="a finite number from 0 on"))
+    for step in {id(instance.step): instance.step for instance in deployment.instances}.values():
+        tables = (step.host_s, step.token_s, step.sequence_s, step.prefill_attention_s, step.decode_attention_s)
+        scalars = np.array([*step.overhead_s, step.gap_s, step.handoff_s])
+        if not all(np.isfinite(table).all() for table in (*tables, scalars)) or (scalars < 0).any():
+            problems.append(Problem("a step model holds times that are no numbers", expected="finite seconds"))
+    return problems
 
 
 def _role_problems(deployment: Deployment) -> list[Problem]:

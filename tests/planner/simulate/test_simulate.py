@@ -218,6 +218,11 @@ def test_bad_deployments_are_refused_with_every_problem() -> None:
     with pytest.raises(InputError) as caught:
         simulate(bad, fixed_requests(1, 1, 1))
     assert len(caught.value.problems) == 3
+    endless = dataclasses.replace(step, token_s=step.token_s * np.nan)
+    with pytest.raises(InputError, match="no numbers"):
+        simulate(Deployment((instance(endless),)), fixed_requests(1, 1, 1))
+    with pytest.raises(InputError, match="kv_bytes_per_token"):
+        simulate(Deployment((instance(step),), kv_bytes_per_token=-1.0), fixed_requests(1, 1, 1))
     with pytest.raises(InputError, match="no requests"):
         simulate(Deployment((instance(step),)), fixed_requests(0, 1, 1))
     with pytest.raises(InputError, match="in order"):

@@ -1,0 +1,1 @@
+"""Other people's tools on the same questions, side by side with ours."""
