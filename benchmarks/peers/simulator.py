@@ -1,8 +1,8 @@
 """`python -m benchmarks.peers.simulator --peer-python PATH`: our simulator and vllm-sr-sim on the same requests.
 
 PATH is the interpreter of an environment that has `vllm-sr-sim` installed (PyPI, Apache-2.0; it pulls in SciPy, so it
-gets its own). 1,024 tokens in, 256 out, Poisson, four colocated H100 instances, requests per second of user CPU time. The
-two do not model the same: theirs gives a request one service time by a formula from the batch at its start and has no
+gets its own). 1,024 tokens in, 256 out, Poisson, four colocated H100 instances, requests per second of user CPU time.
+The two do not model the same: theirs gives a request one service time by a formula from the batch at its start and has no
 engine steps, KV blocks or transfers. What is compared is speed.
 """
 
@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 
-from benchmarks.simulator.__main__ import RATE_PER_INSTANCE, measure, colocated, h100_step, poisson
+from benchmarks.simulator.__main__ import RATE_PER_INSTANCE, colocated, h100_step, measure, poisson
 from splitplan.planner.simulate import simulate
 from splitplan.planner.simulate.run import Form
 
