@@ -2,8 +2,8 @@
 
 PATH is the interpreter of an environment that has `vllm-sr-sim` installed (PyPI, Apache-2.0; it pulls in SciPy, so it
 gets its own). 1,024 tokens in, 256 out, Poisson, four colocated H100 instances, requests per second of user CPU time.
-The two do not model the same: theirs gives a request one service time by a formula from the batch at its start and has no
-engine steps, KV blocks or transfers. What is compared is speed.
+The two do not model the same: theirs gives a request one service time by a formula from the batch at its start, and
+has no engine steps, KV blocks or transfers. What is compared is speed.
 """
 
 from __future__ import annotations
