@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from splitplan.catalogs.connector_rules import connector_problems
@@ -19,11 +20,21 @@ RESOLVE = "planner solve again: it prunes by the same rules"
 
 def check(cluster: Cluster, engine: EngineAdapter) -> None:
     """LaunchError with every problem found without contacting anything."""
-    problems = [*engine.problems(cluster), *memory_problems(cluster)]
+    problems = [*engine.problems(cluster), *memory_problems(cluster), *word_problems(cluster)]
     if engine.needs_weights:
         problems += rule_problems(cluster, engine)
     if problems:
         raise LaunchError(list(dict.fromkeys(problems)))
+
+
+def word_problems(cluster: Cluster) -> list[Problem]:
+    """Names of dtypes and backends become option values: anything but a word could be read as an option."""
+    return [
+        Problem(f"{shorten(pool.name)}: {key} is {shorten(repr(value))}", key=key, expected="letters, digits, - and _")
+        for pool in cluster.plan.pools
+        for key in ("attention_backend", "weight_dtype", "kv_dtype")
+        if not re.fullmatch(r"([A-Za-z0-9_][A-Za-z0-9_.-]*)?", value := str(getattr(pool, key)))
+    ]
 
 
 def memory_problems(cluster: Cluster) -> list[Problem]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from splitplan.catalogs.errors import UsageError
 from splitplan.planner.cli.output import JsonFlag, note, print_json
 
 if TYPE_CHECKING:
@@ -15,46 +16,75 @@ if TYPE_CHECKING:
 
 PlanArgument = Annotated[Path, typer.Argument(help="Plan file, as `planner solve -o` writes it.")]
 
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only write or print the files; contact nothing.")]
+TargetOption = Annotated[
+    str, typer.Option(help="local, ssh, slurm; with --dry-run also shell, kubernetes, lws, …: see docs.")
+]
+OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the files.")]
+EngineOption = Annotated[str, typer.Option(help="vllm, sglang, dynamo-vllm, mock, …, or vllm@0.32.")]
+NameOption = Annotated[str, typer.Option(help="Name of the cluster; default: from the plan's hash.")]
+ModelPathOption = Annotated[str, typer.Option(help="Folder or repository of the weights.")]
+CheckpointDtypeOption = Annotated[str, typer.Option(help="What the weights at --model-path are stored in.")]
+ServedNameOption = Annotated[str, typer.Option(help="Model name that clients send; default: the plan's.")]
+RouterHostOption = Annotated[str, typer.Option(help="Host of the router; default: the first decode host.")]
+BasePortOption = Annotated[int, typer.Option(min=0, max=60000, help="Take all ports from here up.")]
+UcxNetDevicesOption = Annotated[str, typer.Option(help="NICs for KV transfer, for instance mlx5_0:1.")]
+ImageOption = Annotated[str, typer.Option(help="Engine image, pinned by tag or digest.")]
+RouterImageOption = Annotated[str, typer.Option(help="Router image, pinned by tag or digest.")]
+NamespaceOption = Annotated[str, typer.Option(help="Kubernetes namespace.")]
+RdmaResourceOption = Annotated[str, typer.Option(help="Kubernetes RDMA resource; empty for none.")]
+ModelClaimOption = Annotated[str, typer.Option(help="PersistentVolumeClaim with the weights, seen at /models.")]
+RunAsRootOption = Annotated[bool, typer.Option("--run-as-root", help="For engine images without a user.")]
+AcceptChangedOption = Annotated[
+    list[str] | None, typer.Option(help="Launch although this input changed: fleet, model, profiles or all.")
+]
+SharedFolderOption = Annotated[str, typer.Option(help="Dynamo: folder all hosts see, for discovery.")]
+PythonOption = Annotated[str, typer.Option(help="Dynamo: its environment's interpreter.")]
+SshConfigOption = Annotated[str, typer.Option(help="Configuration file for ssh -F.")]
+PartitionOption = Annotated[str, typer.Option(help="Slurm partition.")]
+TimeLimitOption = Annotated[str, typer.Option(help="Slurm time limit, for instance 7-00:00:00.")]
+ByRackOption = Annotated[
+    bool, typer.Option("--by-rack", help="Slurm: any node of the planned rack (a feature of its name).")
+]
+ReplaceOption = Annotated[
+    Path | None,
+    typer.Option(help="Take over from this running plan (or its changed file) without dropping streams."),
+]
+KeepOption = Annotated[bool, typer.Option("--keep", help="Leave a failed start as it is, to look at it.")]
+TimeoutOption = Annotated[float, typer.Option(min=1, help="Seconds until everything must serve.")]
+ProbeOption = Annotated[bool, typer.Option(help="End with requests across prefill and decode, compared.")]
+
 
 def launch(
     plan: PlanArgument,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only write or print the files; contact nothing.")] = False,
-    target: Annotated[
-        str, typer.Option(help="local, ssh or slurm; with --dry-run also shell and kubernetes. Default: local.")
-    ] = "",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the files.")] = None,
-    engine: Annotated[str, typer.Option(help="vllm, sglang, dynamo-vllm, mock, …, or vllm@0.32.")] = "",
-    name: Annotated[str, typer.Option(help="Name of the cluster; default: from the plan's hash.")] = "",
-    model_path: Annotated[str, typer.Option(help="Folder or repository of the weights.")] = "",
-    checkpoint_dtype: Annotated[str, typer.Option(help="What the weights at --model-path are stored in.")] = "",
-    served_name: Annotated[str, typer.Option(help="Model name that clients send; default: the plan's.")] = "",
-    router_host: Annotated[str, typer.Option(help="Host of the router; default: the first decode host.")] = "",
-    base_port: Annotated[int, typer.Option(min=0, max=60000, help="Take all ports from here up.")] = 0,
-    ucx_net_devices: Annotated[str, typer.Option(help="NICs for KV transfer, for instance mlx5_0:1.")] = "",
-    image: Annotated[str, typer.Option(help="Engine image, pinned by tag or digest.")] = "",
-    router_image: Annotated[str, typer.Option(help="Router image, pinned by tag or digest.")] = "",
-    namespace: Annotated[str, typer.Option(help="Kubernetes namespace.")] = "",
-    rdma_resource: Annotated[str, typer.Option(help="Kubernetes RDMA resource; empty for none.")] = "rdma/ib",
-    model_claim: Annotated[str, typer.Option(help="PersistentVolumeClaim with the weights, seen at /models.")] = "",
-    run_as_root: Annotated[bool, typer.Option("--run-as-root", help="For engine images without a user.")] = False,
-    accept_changed: Annotated[
-        list[str] | None, typer.Option(help="Launch although this input changed: fleet, model, profiles or all.")
-    ] = None,
-    shared_folder: Annotated[str, typer.Option(help="Dynamo: folder all hosts see, for discovery.")] = "",
-    python: Annotated[str, typer.Option(help="Dynamo: its environment's interpreter.")] = "",
-    ssh_config: Annotated[str, typer.Option(help="Configuration file for ssh -F.")] = "",
-    partition: Annotated[str, typer.Option(help="Slurm partition.")] = "",
-    time_limit: Annotated[str, typer.Option(help="Slurm time limit, for instance 7-00:00:00.")] = "",
-    by_rack: Annotated[
-        bool, typer.Option("--by-rack", help="Slurm: any node of the planned rack (a feature of its name).")
-    ] = False,
-    replace: Annotated[
-        Path | None,
-        typer.Option(help="Take over from this running plan (or its changed file) without dropping streams."),
-    ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave a failed start as it is, to look at it.")] = False,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds until everything must serve.")] = 3600.0,
-    probe: Annotated[bool, typer.Option(help="End with requests across prefill and decode, compared.")] = True,
+    dry_run: DryRunOption = False,
+    target: TargetOption = "",
+    output: OutputOption = None,
+    engine: EngineOption = "",
+    name: NameOption = "",
+    model_path: ModelPathOption = "",
+    checkpoint_dtype: CheckpointDtypeOption = "",
+    served_name: ServedNameOption = "",
+    router_host: RouterHostOption = "",
+    base_port: BasePortOption = 0,
+    ucx_net_devices: UcxNetDevicesOption = "",
+    image: ImageOption = "",
+    router_image: RouterImageOption = "",
+    namespace: NamespaceOption = "",
+    rdma_resource: RdmaResourceOption = "rdma/ib",
+    model_claim: ModelClaimOption = "",
+    run_as_root: RunAsRootOption = False,
+    accept_changed: AcceptChangedOption = None,
+    shared_folder: SharedFolderOption = "",
+    python: PythonOption = "",
+    ssh_config: SshConfigOption = "",
+    partition: PartitionOption = "",
+    time_limit: TimeLimitOption = "",
+    by_rack: ByRackOption = False,
+    replace: ReplaceOption = None,
+    keep: KeepOption = False,
+    timeout: TimeoutOption = 3600.0,
+    probe: ProbeOption = True,
     json: JsonFlag = False,
 ) -> None:
     """Write the manifests of a plan (--dry-run), or bring its cluster up and prove that it serves.
@@ -69,6 +99,10 @@ def launch(
     from splitplan.launcher.targets.slurm import SlurmOptions
     from splitplan.planner.plan import load_plan
 
+    if not dry_run and output is not None:
+        raise UsageError("-o goes with --dry-run: without it, the cluster is started and nothing else is written")
+    if dry_run and replace is not None:
+        raise UsageError("--replace starts a cluster, --dry-run starts nothing: give one of them")
     options = LaunchOptions(
         target=target or ("shell" if dry_run else "local"),
         engine=engine,

@@ -84,6 +84,8 @@ def test_colocated_share_is_the_plan_s_else_by_gpus() -> None:
         (with_pool(mixed_plan(), 1, max_num_batched_tokens=8), "a full decode batch would not fit one step"),
         (with_pool(mixed_plan(), 0, weight_dtype="int4"), "need a checkpoint stored in that dtype"),
         (with_pool(mixed_plan(), 0, expert_parallel=8), "spreads experts over all tensor-parallel ranks"),
+        (with_pool(mixed_plan(), 0, attention_backend="--help"), "attention_backend is '--help'"),
+        (with_pool(mixed_plan(), 0, kv_dtype="$(x)"), r"kv_dtype is '\$\(x\)'"),
         (mixed_plan(connector="CarrierPigeon"), "no connector 'CarrierPigeon'"),
     ],
 )

@@ -111,3 +111,21 @@ def test_a_file_that_is_no_plan_is_explained(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "plan.yaml:3 `pools`" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-o", "out"], "-o goes with --dry-run"),
+        (["--dry-run", "--replace", "plan.json"], "give one of them"),
+        (["--target", "kubernetes"], "target 'kubernetes' cannot be started"),
+        (["--dry-run", "--target", "kubernets"], "did you mean kubernetes?"),
+        (["--dry-run", "--engine", "vlm"], "did you mean vllm?"),
+    ],
+)
+def test_options_that_do_not_go_together_are_wrong_usage(tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "plan.json").write_text(real_plan(tmp_path).model_dump_json())
+    done = run_launch("plan.json", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fleet.yaml", "plan.json"]
