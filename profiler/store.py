@@ -55,16 +55,21 @@ def make_table(family: str, keys: Mapping[str, Any], seconds: Any) -> OpTable:
 def save_profile(profile: Profile, path: Path) -> str:
     """Writes a profile and returns its content hash. The file appears whole or not at all."""
     data, content_hash = encode_profile(profile)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".profile-")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".profile-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        problem = Problem(f"cannot be written ({reason})", shorten(path, 200), next_step="another folder, with -o")
+        raise ProfileError(problem) from error
     return content_hash
 
 
@@ -104,7 +109,7 @@ def load_profile(path: Path | str) -> Profile:
     data = _read_bytes(path)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            header = json.loads(archive.read("header.json"))
+            header = json.loads(_read_member(archive, "header.json"))
     except (zipfile.BadZipFile, KeyError, ValueError, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise ProfileError(_not_a_profile(path, f"not a readable profile ({type(error).__name__})")) from error
     _check_header(path, header)
@@ -169,14 +174,17 @@ class StoredTables(Mapping[str, OpTable]):
         names = [f"{column}.{part}" for column in FAMILIES[family] for part in ("values", "codes")] + ["seconds"]
         try:
             with zipfile.ZipFile(io.BytesIO(self._data)) as archive:
-                arrays = {name: _read_npy(archive.read(f"{family}.{name}.npy")) for name in names}
+                arrays = {name: _read_npy(_read_member(archive, f"{family}.{name}.npy")) for name in names}
             if _hash_arrays(arrays) != listed["sha256"]:
                 raise ValueError("hash")
             keys = {column: arrays[f"{column}.values"][arrays[f"{column}.codes"]] for column in FAMILIES[family]}
+            table = OpTable(family, keys, arrays["seconds"].astype(np.float64))
+            if not all(column.shape == (listed["rows"],) for column in (*keys.values(), table.seconds)):
+                raise ValueError("rows")
         except (zipfile.BadZipFile, KeyError, ValueError, IndexError, zlib.error, EOFError) as error:
             problem = _not_a_profile(Path(self._where), f"table '{family}' is damaged")
             raise ProfileError(problem) from error
-        return OpTable(family, keys, arrays["seconds"].astype(np.float64))
+        return table
 
 
 def _merge_equal_rows(family: str, keys: Mapping[str, NDArray[Any]], seconds: NDArray[np.float64]) -> OpTable:
@@ -221,6 +229,12 @@ def _npy_bytes(array: NDArray[Any]) -> bytes:
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, array, version=(1, 0), allow_pickle=False)
     return buffer.getvalue()
+
+
+def _read_member(archive: zipfile.ZipFile, name: str) -> bytes:
+    if archive.getinfo(name).file_size > MAX_FILE_BYTES:
+        raise ValueError("a member is too large")  # a small file must not unpack to fill the memory
+    return archive.read(name)
 
 
 def _read_npy(content: bytes) -> NDArray[Any]:

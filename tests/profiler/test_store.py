@@ -141,6 +141,27 @@ def test_a_flipped_byte_in_a_table_is_found_when_the_table_is_used(tmp_path: Pat
         profile.tables["gemm"]
 
 
+def test_a_file_that_unpacks_to_too_much_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("header.json", b" " * 2_000_000)
+    assert path.stat().st_size < 10_000
+    monkeypatch.setattr(store, "MAX_FILE_BYTES", 1_000_000)
+    with pytest.raises(ProfileError, match="not a readable profile"):
+        store.load_profile(path)
+
+
+def test_rows_that_do_not_match_the_header_are_found(tmp_path: Path) -> None:
+    """An honest hash over columns of different lengths is still no table."""
+    header = json.loads(zipfile.ZipFile(io.BytesIO(GOOD)).read("header.json"))
+    header["tables"]["gemm"]["rows"] = 2
+    unhashed = {name: value for name, value in header.items() if name != "content_hash"}
+    path = tmp_path / "rows.npz"
+    path.write_bytes(_edit_header(GOOD, **unhashed, content_hash=store._hash_header(unhashed)))
+    with pytest.raises(ProfileError, match="'gemm' is damaged"):
+        store.load_profile(path).tables["gemm"]
+
+
 def test_a_missing_file_and_a_folder_are_said(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="cannot be read"):
         store.load_profile(tmp_path / "none.npz")
@@ -153,9 +174,15 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest
         raise OSError("disk full")
 
     monkeypatch.setattr(store.os, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(ProfileError, match=r"a\.b\.npz: cannot be written \(disk full\)"):
         store.save_profile(small_profile(), tmp_path / "a.b.npz")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_a_file_is_said(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(ProfileError, match="cannot be written"):
+        store.save_profile(small_profile(), tmp_path / "taken" / "a.b.npz")
 
 
 def test_profiles_are_found_by_gpu_and_engine(tmp_path: Path) -> None:
