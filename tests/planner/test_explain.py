@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from splitplan.planner.explain import Question, Variant, about, explain
+from splitplan.planner.explain import Question, Variant, about, explain, merged_sentences
 from splitplan.planner.program.solve import solve_program
-from splitplan.planner.program.types import ProgramInput, ProgramSolution
+from splitplan.planner.program.types import Binding, Placed, ProgramInput, ProgramSolution
 from tests.planner.program.fleets import a_column, a_fleet, a_node, a_problem, a_rack, four_racks
 
 
@@ -104,3 +104,15 @@ def test_about_one_component() -> None:
     assert about(question, "a100-sxm-80")
     assert any("no kind of instance" in line for line in about(question, "h100-sxm"))
     assert about(question, "r99") == []
+
+
+def test_places_of_one_column_are_told_together() -> None:
+    """Four full places make one sentence with all instances; column names with commas are read right."""
+    name = "prefill h100-sxm tp1, KV within the rack"
+    placed = [Placed(name, "prefill", f"n{i}", "r0", 2, (1.0,), 0.9) for i in range(5)]
+    binding = [Binding(f"instance_time[{name}, n{i}]", 0.1) for i in range(3)]
+    binding.append(Binding("rack_uplink_out[r0]", 0.2))
+    assert merged_sentences(placed, binding, 0.6) == [
+        f"6 x {name} at n0, n1, n2: full first when load grows",
+        "KV transfer fills the rack uplink out of r0 (planned at 60 % of line rate)",
+    ]
