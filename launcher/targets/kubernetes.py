@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from splitplan.launcher.cluster import Cluster, HostPlace, Member, RouterPlace
 from splitplan.launcher.engines.base import EngineAdapter
 from splitplan.launcher.naming import unique_labels
+from splitplan.launcher.targets.gangs import pod_group, with_gang
 from splitplan.launcher.targets.pods import (
     POD_PORTS,
     ROUTER_METRICS_PORT,
@@ -54,11 +55,17 @@ def render(cluster: Cluster, engine: EngineAdapter, options: KubernetesOptions |
     check_image(engine.router_image)
     cluster, groups = in_pods(cluster)
     files: dict[str, str] = {}
+    everything: list[Manifest] = []
     for role in ("prefill", "decode", "colocated"):
         chosen = [group for group in groups if group.first.pool.role == role]
         if chosen:
             objects = [each for group in chosen for each in _group_objects(cluster, engine, group, options)]
+            objects = with_gang(objects, cluster.name, options)
             files[f"{role}.yaml"] = dump([*objects, disruption_budget(cluster, role, options)])
+            everything += objects
+    gang = pod_group(everything, cluster.name, options)
+    if gang:
+        files["gang.yaml"] = dump(gang)
     routers = [each for place in cluster.routers for each in router_objects(cluster, engine, place, options)]
     files["router.yaml"] = dump(routers)
     files["network.yaml"] = dump([network_policy(cluster, options)])

@@ -36,6 +36,7 @@ class KubernetesOptions:
     model_claim: str = ""  # PersistentVolumeClaim that holds the weights, mounted read-only at /models
     rack_label: str = "topology.kubernetes.io/rack"
     run_as_root: bool = False
+    gang: str = ""  # "volcano" or "kueue:QUEUE"
 
 
 def dump(objects: Sequence[Manifest]) -> str:

@@ -35,6 +35,7 @@ NamespaceOption = Annotated[str, typer.Option(help="Kubernetes namespace.")]
 RdmaResourceOption = Annotated[str, typer.Option(help="Kubernetes RDMA resource; empty for none.")]
 ModelClaimOption = Annotated[str, typer.Option(help="PersistentVolumeClaim with the weights, seen at /models.")]
 RunAsRootOption = Annotated[bool, typer.Option("--run-as-root", help="For engine images without a user.")]
+GangOption = Annotated[str, typer.Option(help="Kubernetes: volcano or kueue:QUEUE; see also --target grove.")]
 AcceptChangedOption = Annotated[
     list[str] | None, typer.Option(help="Launch although this input changed: fleet, model, profiles or all.")
 ]
@@ -74,6 +75,7 @@ def launch(
     rdma_resource: RdmaResourceOption = "rdma/ib",
     model_claim: ModelClaimOption = "",
     run_as_root: RunAsRootOption = False,
+    gang: GangOption = "",
     accept_changed: AcceptChangedOption = None,
     shared_folder: SharedFolderOption = "",
     python: PythonOption = "",
@@ -120,7 +122,11 @@ def launch(
         ssh_config=ssh_config,
         slurm=SlurmOptions(partition, time_limit, by_rack),
         kubernetes=KubernetesOptions(
-            namespace=namespace, rdma_resource=rdma_resource, model_claim=model_claim, run_as_root=run_as_root
+            namespace=namespace,
+            rdma_resource=rdma_resource,
+            model_claim=model_claim,
+            run_as_root=run_as_root,
+            gang=gang,
         ),
     )
     document = load_plan(plan)

@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from splitplan.catalogs.errors import LaunchError
+from splitplan.catalogs.errors import LaunchError, UsageError
 from splitplan.launcher.naming import dns_label, unique_labels
 from splitplan.launcher.render import LaunchOptions, render
 from splitplan.launcher.targets.pods import KubernetesOptions, literal
@@ -161,6 +161,36 @@ def test_images_without_a_pin_are_refused(image: str) -> None:
     options = LaunchOptions(target="kubernetes", model_path="m/x", checkpoint_dtype="bf16", router_image=image or "x")
     with pytest.raises(LaunchError, match="not pinned"):
         render(mixed_plan(), options)
+
+
+def gang_options(gang: str) -> LaunchOptions:
+    options = KubernetesOptions(gang=gang)
+    return LaunchOptions(target="kubernetes", model_path="m/x", checkpoint_dtype="bf16", kubernetes=options)
+
+
+def test_volcano_holds_all_engine_pods_back_until_all_fit() -> None:
+    found = objects(mixed_plan(), gang_options("volcano"))
+    (group,) = of_kind(found, "PodGroup")
+    assert set(group) == {"apiVersion", "kind", "metadata", "spec"}
+    assert group["spec"] == {"minMember": 6}
+    for each in of_kind(found, "StatefulSet"):
+        template = each["spec"]["template"]
+        assert template["spec"]["schedulerName"] == "volcano"
+        assert template["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group["metadata"]["name"]
+        kubernetes_validate.validate(each, SCHEMA_VERSION, strict=True)
+    router = of_kind(found, "Deployment")[0]
+    assert "schedulerName" not in router["spec"]["template"]["spec"]
+
+
+def test_kueue_queues_every_set_under_the_queue_asked_for() -> None:
+    sets = of_kind(objects(mixed_plan(), gang_options("kueue:gpus")), "StatefulSet")
+    assert {each["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] for each in sets} == {"gpus"}
+
+
+@pytest.mark.parametrize("gang", ["volcan", "kueue", "kueue:", "kueue:a b", "volcano:x"])
+def test_an_unknown_gang_is_wrong_usage(gang: str) -> None:
+    with pytest.raises(UsageError, match="unknown gang"):
+        render(mixed_plan(), gang_options(gang))
 
 
 def test_images_by_digest_are_taken() -> None:
