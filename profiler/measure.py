@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from splitplan.catalogs.errors import Problem, ProfileError
 from splitplan.profiler.device import is_throttled
-from splitplan.profiler.points import MeasurementPlan, Point, point_cost_s
+from splitplan.profiler.points import LARGEST_SHARE_OF_BUDGET, MeasurementPlan, Point, point_cost_s
 from splitplan.profiler.rows import Row, RowSink
 from splitplan.profiler.runners import DeviceLostError, Runner
 from splitplan.profiler.timer import Effort
 
-LARGEST_SHARE = 0.1  # of the budget: a point that turns out to cost more is left out
+LARGEST_SHARE = 1.2 * LARGEST_SHARE_OF_BUDGET  # a point that turns out to cost more is left out
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,8 @@ ROUTING = "power_law_1.2"  # what planning assumes of real traffic, and so what 
 NIXL_TRANSFERS = ((2**12, 2**12), (2**26, 2**14), (2**26, 2**16), (2**26, 2**18), (2**26, 2**20), (2**26, 2**22))
 """(bytes in all, bytes of a descriptor): one small one for the latency, then 64 MiB in pieces of each size."""
 SETUP_S = 0.02  # buffers and first call of a point
-MAX_SHARE_OF_BUDGET = 0.04  # a single point may not eat more
+MAX_SHARE_OF_BUDGET = 0.04  # a single point may not eat more,
+LARGEST_SHARE_OF_BUDGET = 0.1  # except the cheapest of its line, so that no line is given up whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +116,22 @@ def make_plan(request: Request, rates: Rates, budget_s: float | None = None) -> 
 
 def point_cost_s(point: Point, effort: Effort) -> float:
     """Seconds one point takes: setting up, a first call that is checked, warming up, repeating."""
-    calls = point.op_s * (2 + effort.min_repetitions)
-    return SETUP_S + max(point.op_s + effort.warmup_s + effort.repeat_s, calls)
+    effort = effort.for_call(point.op_s)
+    calls = effort.min_repetitions + int(effort.warmup_s > 0)
+    return SETUP_S + point.op_s + max(effort.warmup_s + effort.repeat_s, point.op_s * calls)
 
 
 def _shed(points: Sequence[Point], budget_s: float, family_setup_s: float) -> MeasurementPlan:
     effort = _effort_within(budget_s, len(points))
     ceiling_s = max(MAX_SHARE_OF_BUDGET * budget_s, 2 * (effort.warmup_s + effort.repeat_s))
     effort = replace(effort, long_call_s=ceiling_s / (2 + effort.min_repetitions))
-    affordable = [point for point in points if point_cost_s(point, effort) <= ceiling_s]
+    cheapest = _cheapest_of_lines(points)
+    affordable = [
+        point
+        for point in points
+        if (cost_s := point_cost_s(point, effort)) <= ceiling_s
+        or (point.key in cheapest and cost_s <= LARGEST_SHARE_OF_BUDGET * budget_s)
+    ]
     kept: list[Point] = []
     spent_s = family_setup_s * len({point.family for point in affordable})
     ordered = _in_order(_with_levels(affordable))
@@ -285,18 +293,26 @@ VARYING: Mapping[str, tuple[str, ...]] = {
 """The dimensions that vary while serving; the others name a line."""
 
 
-def _with_levels(points: Sequence[Point]) -> list[Point]:
-    """Each point with its refinement level: along each varying dimension, ends are 0, the middle is 1, and so on."""
+def _lines(points: Iterable[Point]) -> list[list[Point]]:
+    """Points that differ only in what varies while serving."""
     lines: dict[tuple[object, ...], list[Point]] = {}
     for point in points:
-        varying = VARYING[point.family]
-        line = tuple((name, value) for name, value in point.shape if name not in varying)
-        lines.setdefault((point.family, line), []).append(point)
+        fixed = tuple((name, value) for name, value in point.shape if name not in VARYING[point.family])
+        lines.setdefault((point.family, fixed), []).append(point)
+    return list(lines.values())
+
+
+def _cheapest_of_lines(points: Iterable[Point]) -> set[str]:
+    return {min(line, key=lambda point: (point.op_s, point.key)).key for line in _lines(points)}
+
+
+def _with_levels(points: Sequence[Point]) -> list[Point]:
+    """Each point with its refinement level: along each varying dimension, ends are 0, the middle is 1, and so on."""
     levelled = []
-    for line_points in lines.values():
-        names = VARYING[line_points[0].family]
-        by_axis = {name: _axis_levels({point[name] for point in line_points}) for name in names}
-        levelled += [replace(p, level=sum(by_axis[name][p[name]] for name in names)) for p in line_points]
+    for line in _lines(points):
+        names = VARYING[line[0].family]
+        by_axis = {name: _axis_levels({point[name] for point in line}) for name in names}
+        levelled += [replace(p, level=sum(by_axis[name][p[name]] for name in names)) for p in line]
     return levelled
 
 

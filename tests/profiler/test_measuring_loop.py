@@ -199,8 +199,8 @@ def test_a_budget_learns_from_the_points_it_has_seen() -> None:
     ]
     estimates.learn(points[0], 1e-5)
     estimates.learn(points[1], 1.0)
-    assert estimates.cost_s(points[2]) == pytest.approx(SETUP_S + 5 * 2e-5)
-    assert estimates.cost_s(points[3]) == pytest.approx(SETUP_S + 5 * 2.0)
+    assert estimates.cost_s(points[2]) == pytest.approx(SETUP_S + 4 * 2e-5)
+    assert estimates.cost_s(points[3]) == pytest.approx(SETUP_S + 4 * 2.0)
 
 
 def test_every_row_says_where_it_comes_from(tmp_path: Path) -> None:
