@@ -38,8 +38,8 @@ class Effort:
     num_seeds: int
     max_attempts: int  # programs solved per variant
     max_probes: int  # attempts to do with one instance less
-    rate_probes: int  # lower rates tried to see what a plan that missed sustains
-    form: Form  # of the simulator
+    rate_probes: int = 3  # lower rates tried to see what a plan that missed sustains
+    form: Form = "auto"  # of the simulator
 
 
 FAST = Effort(
