@@ -89,10 +89,13 @@ def find_key_block(context: FloatArray, seconds: FloatArray) -> int:
     """
     near = context <= 4 * max(KEY_BLOCKS)
     context, seconds = context[near], seconds[:, near]
-    rises = np.nanmedian(seconds[:, 1:] / seconds[:, :-1], axis=0) if len(context) > 1 else np.zeros(0)
-    if not len(rises) or not np.any(rises > STEP_THRESHOLD):
+    if len(context) < 2:
         return 0
-    step = int(np.nanargmax(np.where(context[:-1] < max(KEY_BLOCKS) + 1, rises, 0.0)))
+    rises = np.nanmedian(seconds[:, 1:] / seconds[:, :-1], axis=0)
+    rises = np.where((context[:-1] <= max(KEY_BLOCKS)) & ~np.isnan(rises), rises, 0.0)
+    step = int(np.argmax(rises))
+    if rises[step] <= STEP_THRESHOLD:
+        return 0
     return next((block for block in KEY_BLOCKS if context[step] <= block < context[step + 1]), 0)
 
 
