@@ -9,6 +9,8 @@ from splitplan.catalogs.models import Model
 from splitplan.planner.columns.options import BATCH_LADDER, COLOCATED_CHUNK_LADDER, PREFILL_CHUNK_LADDER
 from splitplan.planner.columns.shapes import Shape
 from splitplan.planner.latency.build import step_model
+from splitplan.planner.latency.operations import OpSource
+from splitplan.planner.latency.siblings import find_op_times
 from splitplan.planner.latency.step import StepModel
 from splitplan.profiler.profile import Profile
 from splitplan.profiler.query import OpTimes
@@ -24,7 +26,7 @@ class StepLibrary:
         self._model = model
         self._engine = engine
         self._profiles = profiles
-        self._ops: dict[str, OpTimes] = {}
+        self._ops: dict[str, OpSource] = {}  # of a measured relative where a GPU has no profile
         self._steps: dict[tuple[str, str, int, int, int, str, str], StepModel] = {}
 
     def __call__(self, shape: Shape) -> StepModel:
@@ -41,7 +43,9 @@ class StepLibrary:
         )
         if key not in self._steps:
             if gpu.name not in self._ops:
-                self._ops[gpu.name] = OpTimes(self._profiles.get(gpu.name), gpu)
+                profile = self._profiles.get(gpu.name)
+                kernels = self._engine.base or self._engine.name
+                self._ops[gpu.name] = OpTimes(profile, gpu) if profile else find_op_times(gpu, kernels)[0]
             self._steps[key] = step_model(
                 self._model,
                 self._ops[gpu.name],
