@@ -37,7 +37,7 @@ def profile(
         typer.Option(help="Measure one node of each kind of --fleet."),
     ] = "",
     fleet: Annotated[str, typer.Option(help="With --via: fleet file, or the name of a shipped one.")] = "",
-    image: Annotated[str, typer.Option(help="With --via k8s: image that has splitplan[gpu].")] = "",
+    image: Annotated[str, typer.Option(help="With --via k8s: image with splitplan and its extra gpu.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --via: print the jobs, run nothing.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue earlier rows; measure what is missing.")] = False,
     file: Annotated[
