@@ -91,8 +91,10 @@ def find_key_block(context: FloatArray, seconds: FloatArray) -> int:
     context, seconds = context[near], seconds[:, near]
     if len(context) < 2:
         return 0
-    rises = np.nanmedian(seconds[:, 1:] / seconds[:, :-1], axis=0)
-    rises = np.where((context[:-1] <= max(KEY_BLOCKS)) & ~np.isnan(rises), rises, 0.0)
+    ratios = seconds[:, 1:] / seconds[:, :-1]
+    known = ~np.isnan(ratios).all(axis=0) & (context[:-1] <= max(KEY_BLOCKS))
+    rises = np.zeros(len(context) - 1)
+    rises[known] = np.nanmedian(ratios[:, known], axis=0)
     step = int(np.argmax(rises))
     if rises[step] <= STEP_THRESHOLD:
         return 0

@@ -108,6 +108,7 @@ def test_the_key_block_is_read_off_the_step(block: int) -> None:
     flat = 10.0 + 0.001 * context
     assert find_key_block(context, np.where(context > block, 1.15 * flat, flat)[None, :]) == block
     assert find_key_block(context, flat[None, :]) == 0
+    assert find_key_block(context, np.full((1, 12), np.nan)) == 0
 
 
 def test_a_step_is_kept_between_the_knots_around_it() -> None:
