@@ -70,6 +70,8 @@ def _verb(role: str) -> str:
 def _load_reason(program: Program, share: float, relaxed: Answer) -> Reason:
     rate = float(program.normal.rate_req_per_s.sum())
     served = f"at most {100 * share:.0f} % of the load ({share * rate:.3g} of {rate:.3g} req/s) fits this fleet"
+    if program.problem.options.survive:
+        served += f" with any one {program.problem.options.survive} gone"
     if relaxed.has_solution and relaxed.objective >= 1.0:
         served += "; with parts of instances all of it would, so only whole instances stand in the way"
     return Reason(served, f"plan for {share * rate:.3g} req/s" if share > 0 else "")

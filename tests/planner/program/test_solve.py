@@ -236,6 +236,8 @@ def test_survives_the_loss_of_any_rack() -> None:
     solution = solved(a_problem(a_fleet(racks), [column], [10.0], survive="rack"))
     assert solution.num_gpus == 3
     assert len({placed.rack for placed in solution.placed}) == 3
+    answer = refused(a_problem(a_fleet(racks[:1]), [column], [10.0], survive="rack"))
+    assert "with any one rack gone" in answer.reasons[0].message
 
 
 def test_share_per_rack_spreads_each_role() -> None:
