@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from splitplan.catalogs.gpus import find_gpu
 from splitplan.catalogs.links import find_link
@@ -15,11 +14,9 @@ from splitplan.planner.explain import Question, binding_sentences
 from splitplan.planner.plan import Alternative, Host, Plan, Proof
 from splitplan.planner.program.types import Infeasible, ProgramOptions, ProgramSolution
 from splitplan.planner.repair import Outcome, Workshop
+from splitplan.planner.study import Study
 from splitplan.profiler.profile import Basis, Profile
 from splitplan.profiler.query import OpTimes
-
-if TYPE_CHECKING:
-    from splitplan.planner.solve import Study
 
 
 @dataclass(frozen=True, slots=True)

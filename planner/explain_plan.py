@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from splitplan.catalogs.errors import NoPlanError, Problem, SplitplanError, UsageError, nearest_names
+from splitplan.planner.corrections import Corrections
 from splitplan.planner.diff import where
 from splitplan.planner.explain import UNITS, Explanation, Question, Variant, about, explain
 from splitplan.planner.inputs import load_inputs
@@ -13,9 +14,8 @@ from splitplan.planner.plan import Plan
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import Infeasible, ProgramInput
 from splitplan.planner.question import question_of
-from splitplan.planner.repair import Corrections
-from splitplan.planner.solve import prepare, rebuild
 from splitplan.planner.spec.slo import Target, format_slo
+from splitplan.planner.study import prepare, rebuild
 
 EXTRA_TTFT_S = 0.050
 EXTRA_TPOT_S = 0.005

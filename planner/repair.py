@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from splitplan.planner.candidates import Candidate, candidate
-from splitplan.planner.columns.column import Column
+from splitplan.planner.corrections import Corrections
 from splitplan.planner.inputs import SolveInputs
 from splitplan.planner.plan import Verification
 from splitplan.planner.program.reduce import allowed_columns
@@ -24,26 +24,6 @@ SMALLEST_STEP = 1.02
 
 GOODPUT_STEP = 1.04
 """Goodput is raised in steps of this much while the plan still passes."""
-
-
-@dataclass(slots=True)
-class Corrections:
-    """Factors on the work of each column, learned from simulations; they hold for all variants of one solve."""
-
-    factor: dict[str, float] = field(default_factory=dict)
-
-    def apply(self, columns: tuple[Column, ...]) -> tuple[Column, ...]:
-        """The columns with corrected work."""
-        return tuple(
-            replace(column, work_s_per_request=column.work_s_per_request * self.factor[column.name])
-            if column.name in self.factor
-            else column
-            for column in columns
-        )
-
-    def scale(self, name: str, by: float) -> None:
-        """Multiply one column's factor."""
-        self.factor[name] = self.factor.get(name, 1.0) * by
 
 
 @dataclass(frozen=True, slots=True)

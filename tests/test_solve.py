@@ -14,9 +14,10 @@ from splitplan.planner.plan import Plan, load_plan, save_plan
 from splitplan.planner.program.types import ProgramOptions
 from splitplan.planner.question import Question, options_as_text, question_of
 from splitplan.planner.replay import replay
-from splitplan.planner.solve import rebuild, solve
+from splitplan.planner.solve import solve
 from splitplan.planner.spec.fleet import load_fleet
 from splitplan.planner.spec.slo import parse_slo
+from splitplan.planner.study import rebuild
 from splitplan.planner.verify import Effort
 
 EFFORT = Effort(

@@ -10,7 +10,7 @@ from splitplan.planner.inputs import load_inputs
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import Infeasible, ProgramInput
 from splitplan.planner.question import Question
-from splitplan.planner.solve import prepare
+from splitplan.planner.study import prepare
 
 QUESTIONS = [
     Question(model, fleet, workload, slo, rate)

@@ -1,0 +1,149 @@
+"""A study: everything of a question before its first program is solved, and the program itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from splitplan.catalogs.connector_rules import connector_problems
+from splitplan.catalogs.engines import EngineSide
+from splitplan.catalogs.errors import NoPlanError, Problem
+from splitplan.planner.columns.build import ColumnSet, Demand, build_columns
+from splitplan.planner.columns.cache import cached_columns
+from splitplan.planner.columns.column import Column
+from splitplan.planner.columns.hosts import host_kinds
+from splitplan.planner.columns.mix import RequestMix, request_mix
+from splitplan.planner.columns.steps import StepLibrary
+from splitplan.planner.corrections import Corrections
+from splitplan.planner.inputs import SolveInputs, load_inputs, refuse_changes
+from splitplan.planner.plan import Plan
+from splitplan.planner.program.types import ProgramInput
+from splitplan.planner.question import question_of
+from splitplan.planner.spec.workload import sample
+
+MIX_SAMPLE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Everything before the first program is solved."""
+
+    inputs: SolveInputs
+    mix: RequestMix
+    columns: ColumnSet
+    problem: ProgramInput
+
+
+def rebuild(plan: Plan) -> tuple[Study, ProgramInput]:
+    """The study and the program that a saved plan is the answer to, corrections included.
+
+    Raises InputError when the model, the fleet, the workload or a profile has changed since.
+    """
+    inputs = load_inputs(question_of(plan))
+    refuse_changes(plan, inputs)
+    study = prepare(inputs)
+    return study, replace(study.problem, columns=Corrections(dict(plan.corrections)).apply(study.problem.columns))
+
+
+def prepare(inputs: SolveInputs) -> Study:
+    """Columns and program of a question. Raises NoPlanError when nothing could serve even one request in time."""
+    question, workload = inputs.question, inputs.workload
+    mix = request_mix(
+        sample(workload, MIX_SAMPLE, question.seed),
+        inputs.class_slos,
+        max_position=inputs.model.max_position_embeddings,
+    )
+    hosts = host_kinds(inputs.fleet)
+    library = StepLibrary(inputs.model, inputs.engine, inputs.profiles)
+    demand = Demand(mix, workload.rate_req_per_s, workload.arrival_scv)
+    options = replace(question.columns, connector=inputs.connector)
+    columns = cached_columns(
+        _cache_key(inputs), lambda: build_columns(inputs.model, inputs.engine, hosts, demand, options, library)
+    )
+    problem = _program(inputs, mix, columns.columns)
+    study = Study(inputs, mix, columns, problem)
+    _check_columns(study)
+    return study
+
+
+def _cache_key(inputs: SolveInputs) -> object:
+    """Everything the columns depend on, by content."""
+    recorded = inputs.recorded()
+    ignored = {
+        "fleet": "",
+        "workload": "",
+        "model": "",
+        "options": {},
+    }  # names and paths: the hashes say what they hold
+    options = inputs.question.columns
+    return inputs.engine, inputs.connector, inputs.class_slos, options, recorded.model_copy(update=ignored)
+
+
+def _program(inputs: SolveInputs, mix: RequestMix, columns: list[Column]) -> ProgramInput:
+    workload = inputs.workload
+    shares = np.bincount(workload.class_index, workload.weight, len(workload.classes)).astype(np.float64)
+    kv_dtypes = {column.kv_dtype for column in columns}
+    tokens = mix.class_means(mix.new_tokens)
+    return ProgramInput(
+        fleet=inputs.fleet,
+        columns=tuple(columns),
+        class_names=tuple(item.name for item in workload.classes),
+        rate_req_per_s=workload.rate_req_per_s * shares,
+        kv_bytes_per_request={dtype: tokens * inputs.model.kv_bytes_per_token(dtype) for dtype in kv_dtypes},
+        pairs_allowed=_pair_rule(inputs),
+        options=inputs.question.program,
+    )
+
+
+def _pair_rule(inputs: SolveInputs) -> Callable[[Column, Column], bool]:
+    """Whether the engine's connector hands KV from one column to the other."""
+
+    @cache
+    def allowed(prefill: EngineSide, decode: EngineSide) -> bool:
+        return not connector_problems(inputs.engine, inputs.connector, inputs.model, prefill, decode)
+
+    def side(column: Column) -> EngineSide:
+        return EngineSide(
+            model=inputs.model.name,
+            gpu=column.gpu,
+            tensor_parallel=column.tensor_parallel,
+            pipeline_parallel=column.pipeline_parallel,
+            weight_dtype=column.weight_dtype,
+            kv_dtype=column.kv_dtype,
+            block_tokens=column.block_tokens,
+            attention_backend=column.attention_backend,
+            engine_version=inputs.engine.version,
+        )
+
+    return lambda prefill, decode: bool(inputs.connector) and allowed(side(prefill), side(decode))
+
+
+def _check_columns(study: Study) -> None:
+    """Say now what no number of instances could mend."""
+    roles = {column.role for column in study.columns.columns}
+    if "colocated" in roles or {"prefill", "decode"} <= roles:
+        return
+    rejections, inputs = study.columns.rejections, study.inputs
+    problems = [
+        Problem(f"{count} of {study.columns.considered} kinds of instance: {reason}", expected="", next_step="")
+        for reason, count in sorted(rejections.counts.items(), key=lambda item: -item[1])
+        if reason != "another batch is better"
+    ]
+    head = Problem(
+        f"no instance of {inputs.model.name} on {', '.join(inputs.fleet.num_gpus)} can serve this workload in time",
+        next_step=_way_out(rejections.counts),
+    )
+    raise NoPlanError([head, *problems])
+
+
+def _way_out(counts: dict[str, int]) -> str:
+    if counts.get("TTFT of one request alone"):
+        return "a lone request already misses TTFT, so more instances cannot help: relax ttft or add faster GPUs"
+    if counts.get("TPOT of one request alone") or counts.get("TPOT"):
+        return "a lone request already misses TPOT: relax tpot or add GPUs with more memory bandwidth"
+    if counts.get("weights do not fit") or counts.get("KV does not fit"):
+        return "use a smaller weight dtype (--weight-dtype fp8), or GPUs or nodes with more memory"
+    return "see the reasons below"
