@@ -18,6 +18,9 @@ RIVAL = {
 }
 """aiconfigurator 0.12 on its own sample of 748 dense Hopper points (TTFT mean error 52 %)."""
 
+OUTSIDE_PERCENT = 20.0
+"""Share of a step outside the measured range from which a row's line says so."""
+
 TARGETS = {
     "tpot_median_error_percent": 8.0,
     "tpot_p90_error_percent": 30.0,
@@ -54,6 +57,14 @@ def row_record(row: Row) -> dict[str, Any]:
             record[f"{kind}_{unit}_low"] = round(value.low * scale, 3)
             record[f"{kind}_{unit}_high"] = round(value.high * scale, 3)
             record[f"{kind}_error_percent"] = round(100 * value.error, 2)
+    if row.predicted:
+        measured, interpolated, extrapolated, assumed = (round(100 * share, 1) for share in row.basis_shares)
+        record["basis_percent"] = {
+            "measured": measured,
+            "interpolated": interpolated,
+            "extrapolated": extrapolated,
+            "assumed": assumed,
+        }
     if row.notes:
         record["notes"] = list(row.notes)
     return record
@@ -126,6 +137,10 @@ def _row_line(row: Row) -> str:
     for kind, value in row.values.items():
         scale = 1.0 if kind == "throughput" else 1e3
         cells.append(f"{kind} {value.measured * scale:.1f} measured, {value.predicted * scale:.1f} predicted")
+    beyond = 100 * (row.basis_shares[2] + row.basis_shares[3])
+    if row.predicted and beyond >= OUTSIDE_PERCENT:
+        cells.append(f"{beyond:.0f} % outside the measured range")
+    cells += row.notes
     return "  ".join(cells) + (f"  not predicted: {row.reason}" if row.reason else "")
 
 

@@ -32,6 +32,9 @@ from splitplan.planner.latency.step import StepModel
 
 FloatArray = NDArray[np.float64]
 
+SIXTEEN_BIT_TWINS = {"fp16": "bf16"}
+"""Same width and same tensor rate: op tables measured one of the two."""
+
 SMALLEST_TOKEN_TABLE = 16384
 SMALLEST_SEQUENCE_TABLE = 1024
 GRAPH_SIZES = np.array([1, 2, 4, *range(8, 513, 8)], dtype=np.float64)
@@ -103,7 +106,7 @@ def step_model(
 
     `overhead` defaults to the calibration of this engine and GPU.
     """
-    stage = Stage(model, tp, pp, ep, weight_dtype, kv_dtype)
+    stage = Stage(model, tp, pp, ep, *(SIXTEEN_BIT_TWINS.get(dtype, dtype) for dtype in (weight_dtype, kv_dtype)))
     size = _power_of_two(max_num_batched_tokens, SMALLEST_TOKEN_TABLE)
     tables = stage_tables(stage, ByIdentity(ops), gpu_link, size, _power_of_two(max_num_seqs, SMALLEST_SEQUENCE_TABLE))
     if overhead is None:

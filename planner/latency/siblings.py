@@ -1,6 +1,8 @@
 """Op times for a GPU that was never measured: a measured sibling's, scaled by the ratio of their rooflines.
 
-    seconds = measured on the sibling + roofline on this GPU − roofline on the sibling, at least this GPU's roofline
+    seconds = measured on the sibling + roofline on this GPU − roofline on the sibling
+
+and on a faster GPU at least the measured time times the ratio of the rooflines.
 
 The sibling has the same architecture, so its kernels are the same; what differs is bandwidth, tensor rate and links.
 What the sibling needs beyond its roofline (latency, waves, launch) does not scale with bandwidth and is kept.
@@ -39,9 +41,10 @@ class SiblingOps:
     def _scaled(self, name: str, *sizes: Any, **shape: Any) -> Timed:
         measured: Timed = getattr(self.sibling, name)(*sizes, **shape)
         own = getattr(self._own, name)(*sizes, **shape).seconds
-        difference = own - getattr(self._theirs, name)(*sizes, **shape).seconds
+        theirs = getattr(self._theirs, name)(*sizes, **shape).seconds
+        scaled = np.maximum(measured.seconds + own - theirs, measured.seconds * np.minimum(1.0, own / theirs))
         basis = np.maximum(measured.basis, np.uint8(Basis.EXTRAPOLATED)).astype(np.uint8)
-        return Timed(np.maximum(measured.seconds + difference, own), basis)
+        return Timed(scaled, basis)
 
     def gemm(self, m: Any, n: Any, k: Any, dtype: str) -> Timed:
         """[m, k] × [k, n]."""
