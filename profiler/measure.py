@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from splitplan.catalogs.errors import Problem, ProfileError
 from splitplan.profiler.device import is_throttled
@@ -60,6 +61,21 @@ class Estimates:
         )
 
 
+class TimeLeft:
+    """What is left by the estimates, times how far those were off so far; never more than the budget leaves."""
+
+    def __init__(self, costs_s: Sequence[float], clock: Callable[[], float], deadline: float | None) -> None:
+        self._done_s = list(accumulate(costs_s, initial=0.0))
+        self._clock, self._deadline, self._start = clock, deadline, clock()
+
+    def after(self, done: int) -> float:
+        """Seconds left when `done` points are behind."""
+        now, estimated_s = self._clock(), self._done_s[done]
+        pace = (now - self._start) / estimated_s if estimated_s > 0 else 1.0
+        left_s = pace * (self._done_s[-1] - estimated_s)
+        return max(left_s if self._deadline is None else min(left_s, self._deadline - now), 0.0)
+
+
 def measure_plan(
     plan: MeasurementPlan,
     *,
@@ -80,15 +96,14 @@ def measure_plan(
     deadline = None if budget_s is None else clock() + budget_s
     ceiling_s = math.inf if budget_s is None else LARGEST_SHARE * budget_s
     estimates, unmeasured, new_rows = Estimates(plan.effort), [], []
+    left = TimeLeft([point_cost_s(point, plan.effort) for point in todo], clock, deadline)
     for index, point in enumerate(todo):
-        left_s = sum(estimates.cost_s(later) for later in todo[index:])
         if deadline is not None:
-            left_s = min(left_s, deadline - clock())
             cost_s = estimates.cost_s(point)
             if clock() + cost_s > deadline or cost_s > ceiling_s:
                 unmeasured.append(point)
                 continue
-        show(Progress(index, len(todo), max(left_s, 0.0), point.key))
+        show(Progress(index, len(todo), left.after(index), point.key))
         row = measure_point(point, plan.effort, runner, provenance)
         rows.append(row)
         new_rows.append(row)

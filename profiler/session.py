@@ -31,6 +31,7 @@ DEFAULT_MODELS = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-32b", "mixtral-8x7b")
 ENGINE = "splitplan"
 KV_SHARE_OF_MEMORY = 8  # one layer's KV under measurement takes at most an eighth of the device
 CPU_KV_LIMIT_BYTES = 512 * 2**20
+CPU_RANKS = 8  # processes that take the place of GPUs
 MIN_BUDGET_S = 5.0
 WEIGHT_DTYPES = ("bf16", "fp16", "fp8", "fp32")  # that some device has an operation for
 KV_DTYPES = ("bf16", "fp16", "fp8")
@@ -196,7 +197,7 @@ def _open_cpu(gpu_name: str) -> Bench:
     from splitplan.profiler import torch_operations
 
     device, timer = CpuDevice(), CpuTimer()
-    collectives = {ranks: CollectiveRunner(ranks, "gloo") for ranks in (2, 4, 8)}
+    collectives = {ranks: CollectiveRunner(ranks, "gloo") for ranks in range(2, CPU_RANKS + 1)}
 
     operations = OperationRunner(device, timer, torch_operations.TorchWorkbench(torch))
     nixl = NixlRunner(torch, "cpu", "cpu")
@@ -206,7 +207,7 @@ def _open_cpu(gpu_name: str) -> Bench:
         runner=RunnerByKind(operations, collectives, nixl),
         rates=torch_operations.measured_cpu_rates(torch, timer),
         provenance=device_provenance(device, torch, "torch CPU operations", Path(torch_operations.__file__)),
-        host_gpus=8,
+        host_gpus=CPU_RANKS,
         close=partial(_close, (*collectives.values(), nixl)),
     )
 
@@ -233,7 +234,7 @@ def _gpu_bench(torch: Any, device: CudaDevice, gpu: Gpu, index: int, host_gpus: 
     lock = DeviceLock(device.identity.uuid)
     torch.cuda.set_device(index)
     gpu_check.check_attention(torch, f"cuda:{index}", torch.bfloat16)
-    collectives = {ranks: CollectiveRunner(ranks, "nccl") for ranks in _powers_of_two(host_gpus) if ranks > 1}
+    collectives = {ranks: CollectiveRunner(ranks, "nccl") for ranks in range(2, host_gpus + 1)}
     workbench = gpu_operations.GpuWorkbench(torch, f"cuda:{index}", gpu.l2_bytes)
     other = f"cuda:{(index + 1) % host_gpus}" if host_gpus > 1 else f"cuda:{index}"
     nixl = NixlRunner(torch, f"cuda:{index}", other)

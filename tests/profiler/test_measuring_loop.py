@@ -203,6 +203,15 @@ def test_a_budget_learns_from_the_points_it_has_seen() -> None:
     assert estimates.cost_s(points[3]) == pytest.approx(SETUP_S + 4 * 2.0)
 
 
+def test_progress_counts_the_points_and_the_time_left(tmp_path: Path) -> None:
+    """Points that take twice their estimate: after half of them the time left is that of the other half, doubled."""
+    clock, seen, plan = FakeClock(), [], plan_of(4, Effort(0.0, 0.48))
+    runner = FakeRunner(clock, cost_s=1.0)  # the estimate is 0.5 s: 0.02 to set up, 0.48 to repeat
+    run(tmp_path / "p.rows.jsonl", plan, runner, clock=clock, show=seen.append)
+    assert [(item.done, item.total) for item in seen] == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
+    assert [item.left_s for item in seen] == pytest.approx([2.0, 3.0, 2.0, 1.0, 0.0])
+
+
 def test_every_row_says_where_it_comes_from(tmp_path: Path) -> None:
     path = tmp_path / "p.rows.jsonl"
     run(path, plan_of(2), FakeRunner(FakeClock()))
