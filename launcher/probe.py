@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 import urllib.error
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,9 +22,14 @@ from splitplan.launcher.mock.router import DECODE_HEADER, PREFILL_HEADER
 from splitplan.launcher.state import ClusterState, Process
 from splitplan.launcher.web import get, post_json
 
-PROMPT_TOKENS, ANSWER_TOKENS = 192, 16
-MIN_AGREEING_TOKENS = 4
-"""GPU types round differently, so that long greedy answers may part; wrong KV differs from the first token on."""
+PROMPT_NUMBERS, ANSWER_TOKENS = 60, 16
+MIN_AGREEING_WORDS, MIN_AGREEING_SHARE = 2, 0.5
+"""GPU types round differently, so that now and then a right answer parts from another right one; wrong KV agrees on
+next to nothing."""
+
+LONE_PROMPTS = 3
+METRICS_LAG_S = 15.0
+"""Engines publish some counters only now and then."""
 
 TIMEOUT_S = 120.0
 PARALLEL_REQUESTS = 8
@@ -85,15 +91,14 @@ def probe(state: ClusterState, *, num_requests: int = 0, seed: int = 0) -> Probe
     counted = [each for each in state.processes if each.url and each.role != "router"]
     before = {each.name: read_metrics(each.url) for each in counted}
     total = num_requests or max(8, 2 * len(state.processes))
-    random_source = random.Random(seed)
-    prompts = [[random_source.randrange(100, 8_000) for _ in range(PROMPT_TOKENS)] for _ in range(total)]
+    prompts = make_prompts(total, seed)
     doors = [state.endpoints[number % len(state.endpoints)] for number in range(total)]
     with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:
         is_dynamo = state.engine.startswith("dynamo")
         answers = list(
             pool.map(lambda door, prompt: _ask(door, state.model, prompt, is_dynamo=is_dynamo), doors, prompts)
         )
-    after = {each.name: read_metrics(each.url) for each in counted}
+    growth = _growth_of(state, counted, before)
     found: list[Problem] = []
     agreeing = None
     if state.extra.get("comparison", "alone") != "none":
@@ -101,9 +106,8 @@ def probe(state: ClusterState, *, num_requests: int = 0, seed: int = 0) -> Probe
         agreeing = sum(_agrees(answer.text, text) for answer, text in zip(answers, expected, strict=True))
         found += [
             *_answer_problems(agreeing, total, _reference(state)),
-            *_lone_problems(alone, expected[0], _reference(state)),
+            *_lone_problems(alone, expected, _reference(state)),
         ]
-    growth = {name: _growth(before[name], after[name]) for name in before}
     pairs = _named(state, Counter(answer.pair for answer in answers if answer.pair))
     found += [*_work_problems(state, growth), *_transfer_problems(state, growth)]
     decode = [growth[each.name] for each in state.of_role("decode")]
@@ -125,10 +129,33 @@ class _Answer:
     pair: tuple[str, str] | None
 
 
-def _ask(url: str, model: str, prompt: Sequence[int], *, is_dynamo: bool = False) -> _Answer:
+def make_prompts(count: int, seed: int = 0) -> list[str]:
+    """Counting: what comes next is beyond doubt for any model. Each begins with a word of its own, so that no prefix
+    cache answers for the transfer.
+    """
+    source = random.Random(seed)
+    numbers = " ".join(f"{number}," for number in range(1, PROMPT_NUMBERS + 1))
+    return [f"Exercise {source.getrandbits(48):012x}. Count on: {numbers}" for _ in range(count)]
+
+
+def _growth_of(
+    state: ClusterState, counted: Sequence[Process], before: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, float]]:
+    """What the counters grew by; where KV should have moved, they get time to say so."""
+    deadline_s = time.monotonic() + METRICS_LAG_S
+    while True:
+        growth = {each.name: _growth(before[each.name], read_metrics(each.url)) for each in counted}
+        decode = [growth[each.name] for each in state.of_role("decode")]
+        is_seen = not any(decode) or any(values.get(TRANSFER_COUNTER, 0) for values in decode)
+        if is_seen or time.monotonic() >= deadline_s or not state.engine.startswith(("vllm", "mock")):
+            return growth
+        time.sleep(0.5)
+
+
+def _ask(url: str, model: str, prompt: str, *, is_dynamo: bool = False) -> _Answer:
     body: dict[str, object] = {
         "model": model,
-        "prompt": list(prompt),
+        "prompt": prompt,
         "max_tokens": ANSWER_TOKENS,
         "temperature": 0,
         "seed": 1,
@@ -172,7 +199,7 @@ def _agrees(answer: str, expected: str) -> bool:
         if ours != theirs:
             break
         common += 1
-    return answer == expected or common >= MIN_AGREEING_TOKENS
+    return answer == expected or common >= MIN_AGREEING_WORDS
 
 
 def _reference(state: ClusterState) -> Process | None:
@@ -181,19 +208,23 @@ def _reference(state: ClusterState) -> Process | None:
     return workers[0] if workers and state.extra.get("comparison", "alone") == "alone" else None
 
 
-def _reference_answers(state: ClusterState, prompts: Sequence[Sequence[int]]) -> tuple[list[str], dict[str, str]]:
-    """(what each prompt should answer, what each instance alone answers to the first prompt)."""
+def _reference_answers(state: ClusterState, prompts: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """(what each prompt should answer, what each instance alone answers to the first few)."""
     reference = _reference(state)
     door = reference.url if reference else state.endpoints[0]
     workers = [each for each in state.processes if each.url and each.role != "router"] if reference else []
     with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:
         expected = list(pool.map(lambda prompt: _ask(door, state.model, prompt).text, prompts))
-        texts = pool.map(lambda each: _ask(each.url, state.model, prompts[0]).text, workers)
-        return expected, dict(zip([each.name for each in workers], texts, strict=True))
+        asked = [(each, prompt) for each in workers for prompt in prompts[:LONE_PROMPTS]]
+        texts = list(pool.map(lambda each: _ask(each[0].url, state.model, each[1]).text, asked))
+    alone: dict[str, list[str]] = {each.name: [] for each in workers}
+    for (each, _), text in zip(asked, texts, strict=True):
+        alone[each.name].append(text)
+    return expected, alone
 
 
 def _answer_problems(agreeing: int, total: int, reference: Process | None) -> list[Problem]:
-    if agreeing == total:
+    if agreeing >= MIN_AGREEING_SHARE * total:
         return []
     other = f"what {reference.name} alone answers: KV arrives wrong" if reference else "the same prompt's second answer"
     return [
@@ -205,11 +236,15 @@ def _answer_problems(agreeing: int, total: int, reference: Process | None) -> li
     ]
 
 
-def _lone_problems(alone: Mapping[str, str], expected: str, reference: Process | None) -> list[Problem]:
+def _lone_problems(
+    alone: Mapping[str, Sequence[str]], expected: Sequence[str], reference: Process | None
+) -> list[Problem]:
     """An instance that is healthy and answers wrongly, whichever requests the router gave it."""
     if reference is None:
         return []
-    wrong = [name for name, text in alone.items() if not _agrees(text, expected)]
+    wrong = [
+        name for name, texts in alone.items() if sum(map(_agrees, texts, expected)) < MIN_AGREEING_SHARE * len(texts)
+    ]
     return [
         Problem(
             f"{name} alone answers otherwise than {reference.name} alone",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from splitplan.launcher import lifecycle
+from splitplan.launcher import lifecycle, probe
 from splitplan.launcher.lifecycle import Launched, destroy, launch
 from splitplan.launcher.render import LaunchOptions
 from splitplan.launcher.state import load_state, state_path
@@ -33,8 +33,9 @@ def own_port(port: int) -> int:
 
 @pytest.fixture(autouse=True)
 def own_port_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clusters of this test process look for free ports where no other process does."""
+    """Clusters of this test process look for free ports where no other does; mocks publish counters at once."""
     monkeypatch.setattr(lifecycle, "FIRST_PORT", own_port(lifecycle.FIRST_PORT))
+    monkeypatch.setattr(probe, "METRICS_LAG_S", 0.1)
 
 
 def lacking(reason: str) -> None:

@@ -17,6 +17,7 @@ from splitplan.catalogs.errors import LaunchError
 from splitplan.launcher import lifecycle
 from splitplan.launcher.bench import bench
 from splitplan.launcher.lifecycle import destroy, logs, status
+from splitplan.launcher.probe import make_prompts, probe
 from splitplan.launcher.processes import is_alive, start_ticks, stop
 from splitplan.launcher.render import LaunchOptions
 from splitplan.launcher.state import ClusterState, load_state, log_folder, state_path
@@ -41,7 +42,8 @@ def test_a_cluster_serves_is_seen_and_is_taken_down(start: Start, plan_file: Pat
     assert report.passed
     assert report.num_agreeing == report.num_requests == 10
     assert report.transfers == 10
-    assert report.transferred_bytes == 10 * 192 * small_plan().kv_bytes_per_token
+    words = len(make_prompts(1)[0].split())
+    assert report.transferred_bytes == 10 * words * small_plan().kv_bytes_per_token
     assert report.same_rack == 10
     assert min(report.pairs.values()) >= 3
     state, found = status(plan_file)
@@ -58,8 +60,6 @@ def test_a_cluster_serves_is_seen_and_is_taken_down(start: Start, plan_file: Pat
 def test_one_router_serves_both_kinds_in_the_planned_shares(start: Start) -> None:
     """About a quarter of the requests goes to the colocated instance."""
     launched = start(combined_plan(), with_probe=False)
-    from splitplan.launcher.probe import probe
-
     report = probe(launched.state, num_requests=16)
     assert report.passed
     assert 2 <= report.pairs[("colocated-0", "colocated-0")] <= 6
