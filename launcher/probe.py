@@ -107,6 +107,7 @@ def probe(state: ClusterState, *, num_requests: int = 0, seed: int = 0) -> Probe
         found += [
             *_answer_problems(agreeing, total, _reference(state)),
             *_lone_problems(alone, expected, _reference(state)),
+            *_pair_problems(state, prompts, expected),
         ]
     pairs = _named(state, Counter(answer.pair for answer in answers if answer.pair))
     found += [*_work_problems(state, growth), *_transfer_problems(state, growth)]
@@ -127,6 +128,7 @@ def probe(state: ClusterState, *, num_requests: int = 0, seed: int = 0) -> Probe
 class _Answer:
     text: str
     pair: tuple[str, str] | None
+    transfer: Mapping[str, object] | None = None  # where the KV waits
 
 
 def make_prompts(count: int, seed: int = 0) -> list[str]:
@@ -152,15 +154,25 @@ def _growth_of(
         time.sleep(0.5)
 
 
-def _ask(url: str, model: str, prompt: str, *, is_dynamo: bool = False) -> _Answer:
+def _ask(
+    url: str,
+    model: str,
+    prompt: str,
+    *,
+    is_dynamo: bool = False,
+    transfer: Mapping[str, object] | None = None,
+    max_tokens: int = ANSWER_TOKENS,
+) -> _Answer:
     body: dict[str, object] = {
         "model": model,
         "prompt": prompt,
-        "max_tokens": ANSWER_TOKENS,
+        "max_tokens": max_tokens,
         "temperature": 0,
         "seed": 1,
         "ignore_eos": True,
     }
+    if transfer is not None:
+        body["kv_transfer_params"] = dict(transfer)
     if is_dynamo:
         body["nvext"] = {"extra_fields": ["worker_id"]}
     try:
@@ -168,7 +180,8 @@ def _ask(url: str, model: str, prompt: str, *, is_dynamo: bool = False) -> _Answ
         workers = (document.get("nvext") or {}).get("worker_id") or {}
         prefill = headers.get(PREFILL_HEADER) or str(workers.get("prefill_worker_id") or "")
         decode = headers.get(DECODE_HEADER) or str(workers.get("decode_worker_id") or "")
-        return _Answer(str(document["choices"][0]["text"]), (prefill, decode) if prefill and decode else None)
+        text, pair = str(document["choices"][0]["text"]), (prefill, decode) if prefill and decode else None
+        return _Answer(text, pair, document.get("kv_transfer_params"))
     except urllib.error.HTTPError as error:
         detail = shorten(error.read()[:500].decode("utf-8", "replace"), 200)
         raise LaunchError(Problem(f"the probe's request failed with HTTP {error.code}: {detail}", url)) from None
@@ -253,6 +266,37 @@ def _lone_problems(
         )
         for name in wrong
     ]
+
+
+def _pair_problems(state: ClusterState, prompts: Sequence[str], expected: Sequence[str]) -> list[Problem]:
+    """Each decode instance fed by a prefill instance without the router: one wrong among many is found by name."""
+    prefill, decode = state.of_role("prefill"), state.of_role("decode")
+    if _reference(state) is None or not prefill:
+        return []
+    pairs = [(prefill[number % len(prefill)], each) for number, each in enumerate(decode)]
+    asked = [(pair, prompt) for pair in pairs for prompt in prompts[:LONE_PROMPTS]]
+    with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:
+        texts = list(pool.map(lambda each: _across(each[0][0], each[0][1], state.model, each[1]), asked))
+    problems = []
+    for number, (source, sink) in enumerate(pairs):
+        found = texts[number * LONE_PROMPTS : (number + 1) * LONE_PROMPTS]
+        if sum(map(_agrees, found, expected)) < MIN_AGREEING_SHARE * len(found):
+            problems.append(
+                Problem(
+                    f"KV from {source.name} arrives wrong at {sink.name}",
+                    expected="equal block size, KV dtype, dtype and attention backend on both sides",
+                    next_step=f"planner logs PLAN {source.name} {sink.name}",
+                )
+            )
+    return problems
+
+
+def _across(prefill: Process, decode: Process, model: str, prompt: str) -> str:
+    """One answer through a pair, as a router does it: prefill with the promise of a decode, decode with its reply."""
+    promise: dict[str, object] = {"do_remote_decode": True, "do_remote_prefill": False}
+    promise |= dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
+    held = _ask(prefill.url, model, prompt, transfer=promise, max_tokens=1).transfer
+    return "" if held is None else _ask(decode.url, model, prompt, transfer=held).text  # "": it kept nothing
 
 
 def _work_problems(state: ClusterState, growth: Mapping[str, Mapping[str, float]]) -> list[Problem]:

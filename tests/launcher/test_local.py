@@ -132,6 +132,19 @@ def test_unequal_block_sizes_are_caught_by_the_probe(start: Start) -> None:
         start(plan.model_copy(update={"pools": pools}))
 
 
+def test_one_wrong_pair_among_many_is_found_by_name(start: Start) -> None:
+    """Most answers are right, and each instance alone is; only KV into decode-2 is read in blocks of another size."""
+    plan = small_plan(num_pairs=3)
+    decode = plan.pools[1]
+    split = [
+        decode.model_copy(update={"name": f"decode {block}", "block_tokens": block, "instances": instances})
+        for block, instances in ((16, decode.instances[:2]), (32, decode.instances[2:]))
+    ]
+    with pytest.raises(LaunchError, match="KV from prefill-2 arrives wrong at decode-2") as caught:
+        start(plan.model_copy(update={"pools": (plan.pools[0], *split)}))
+    assert "answers differ" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("ignored", "message"),
     [
