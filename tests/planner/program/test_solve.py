@@ -286,3 +286,22 @@ def test_nobody_can_serve_a_class() -> None:
     answer = refused(a_problem(four_racks(), columns, [1.0, 1.0]))
     assert "can prefill class class1" in answer.reasons[0].message
     assert "`ttft`" in answer.reasons[0].next_step
+
+
+def test_one_kind_per_role_and_gpu_type_costs_what_it_must() -> None:
+    """With one kind allowed the optimum is the best of the optima over each single choice of kinds."""
+    columns = [
+        a_column("colocated", "h100-sxm", 1, [1.0]),
+        a_column("colocated", "h100-sxm", 2, [0.4]),
+        a_column("colocated", "l40s", 1, [3.0]),
+        a_column("colocated", "l40s", 4, [0.55]),
+    ]
+    free = a_problem(four_racks(), columns, [3.3])
+    one = replace(free, options=replace(free.options, max_kinds=1))
+    choices = [replace(free, columns=tuple(pair)) for pair in ([a, b] for a in columns[:2] for b in columns[2:])]
+    best = min(solved(choice).value for choice in choices)
+    assert solved(one).value == pytest.approx(best)
+    assert solved(free).value <= best
+    used = {placed.column for placed in solved(one).placed if placed.instances}
+    assert sum("h100" in name for name in used) <= 1
+    assert sum("l40s" in name for name in used) <= 1
