@@ -13,6 +13,7 @@ from splitplan.planner.plan import Plan
 from splitplan.planner.program.types import ProgramOptions
 from splitplan.planner.question import Question
 from splitplan.planner.repair import Outcome, Workshop
+from splitplan.planner.simulate.compiled import is_cached
 from splitplan.planner.study import Study, prepare
 from splitplan.planner.verify import Effort, Judge, default_effort
 
@@ -36,7 +37,10 @@ def answer(question: Question, *, effort: Effort | None = None, progress: Progre
     start_s = time.perf_counter()
     study = prepare(load_inputs(question))
     say(f"{len(study.columns.columns)} of {study.columns.considered} columns stand ({_since(start_s)})")
-    shop = Workshop(study.inputs, study.problem, Judge(study.inputs, effort or default_effort()))
+    effort = effort or default_effort()
+    if effort.form == "numba" and not is_cached():
+        say("compiling the simulator for this machine, once (about half a minute) …")
+    shop = Workshop(study.inputs, study.problem, Judge(study.inputs, effort))
     variants = [_run(shop, label, options, say) for label, options in _variants(study)]
     plan = emit_plan(study, shop, _chosen(study, variants), variants)
     say(f"solved and verified in {_since(start_s)}")
