@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from splitplan.planner.study import prepare, rebuild
 
 EXTRA_TTFT_S = 0.050
 EXTRA_TPOT_S = 0.005
+LINE_WIDTH = 118
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,4 +177,9 @@ def as_text(result: PlanExplanation) -> list[str]:
 
 
 def _block(head: str, texts: tuple[str, ...] | list[str]) -> list[str]:
-    return [f"{head if number == 0 else '':9} {text}" for number, text in enumerate(texts)]
+    """Texts under one heading, wrapped and indented."""
+    lines = []
+    for number, text in enumerate(texts):
+        first = f"{head if number == 0 else '':9} "
+        lines += textwrap.wrap(text, LINE_WIDTH, initial_indent=first, subsequent_indent=" " * len(first))
+    return lines

@@ -13,9 +13,9 @@ from splitplan.planner.inputs import load_inputs
 from splitplan.planner.moves import Move, Unit, order_moves
 from splitplan.planner.plan import Plan, Pool
 from splitplan.planner.program.reduce import REACH_ORDER
-from splitplan.planner.program.types import Running
+from splitplan.planner.program.types import ProgramOptions, Running
 from splitplan.planner.question import Question, question_of
-from splitplan.planner.repair import Workshop
+from splitplan.planner.repair import Outcome, Workshop
 from splitplan.planner.study import Study, prepare
 from splitplan.planner.verify import Effort, Judge, default_effort
 
@@ -57,16 +57,34 @@ def replan(running: Plan, wanted: Wanted, *, effort: Effort | None = None) -> Re
         options=replace(study.problem.options, move_usd_per_hour=price),
     )
     study = replace(study, problem=problem)
-    shop = Workshop(study.inputs, problem, Judge(study.inputs, effort or default_effort()))
-    shop.corrections.factor = dict(running.corrections)
-    outcome = shop.best(problem.options)
-    if not outcome.passed:
-        reasons = [Problem(reason) for reason in outcome.reasons]
-        raise NoPlanError([Problem("no plan from what runs now meets the targets"), *reasons])
-    plan = emit_plan(study, shop, outcome, [Variant("", problem.options, outcome)])
+    judge = Judge(study.inputs, effort or default_effort())
+    shop, options, outcome = _first_that_passes(running, study, judge)
+    plan = emit_plan(study, shop, outcome, [Variant("", options, outcome)])
     assert outcome.found is not None, "an outcome that passed has a plan"
     after = [Unit(seat.column.name, seat.slots) for seat in outcome.found.assignment.seats]
     return _with_moves(running, plan, after, study, shop.corrections)
+
+
+def _first_that_passes(running: Plan, study: Study, judge: Judge) -> tuple[Workshop, ProgramOptions, Outcome]:
+    """What was learned with the running plan first, then afresh; everything together, then one way of serving alone.
+
+    Corrections learned on the way can rule out what a fresh start finds, as in `planner solve`, where variants compete.
+    """
+    base = study.problem.options
+    ways = [base]
+    if base.mode == "auto":
+        ways += [replace(base, mode="disagg"), replace(base, mode="colocated")]
+    reasons: list[Problem] = []
+    for learned in (dict(running.corrections), {}):
+        for options in ways:
+            shop = Workshop(study.inputs, study.problem, judge)
+            shop.corrections.factor = dict(learned)
+            outcome = shop.best(options)
+            if outcome.passed:
+                return shop, options, outcome
+            reasons += [Problem(reason) for reason in outcome.reasons]
+    unique = list({str(reason): reason for reason in reasons}.values())
+    raise NoPlanError([Problem("no plan from what runs now meets the targets"), *unique])
 
 
 def new_question(running: Plan, wanted: Wanted) -> Question:

@@ -40,6 +40,9 @@ def replan(
         note(f"plan written to {output}")
     for text in result.notes:
         note(text)
+    drops = sum(not move.safe for move in result.moves)
+    if drops:
+        note(f"{drops} moves drop the load because every GPU they need is held: make them when the load is low")
     if json:
         moves = [
             {"action": m.action, "column": m.unit.column, "gpus": [list(s) for s in m.unit.slots], "served": m.served}
