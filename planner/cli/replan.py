@@ -23,7 +23,7 @@ def replan(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the new plan to this YAML file.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Plan again from what runs, keeping what pays to keep, with moves in an order that never drops the load.
+    """Plan again from what runs, keeping what pays to keep; moves in an order that keeps the load served if any does.
 
     Example: planner replan plan.yaml --rate 36 -o next.yaml
     """
