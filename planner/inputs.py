@@ -8,10 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from splitplan.catalogs.engines import Engine, find_engine
 from splitplan.catalogs.errors import InputError, Problem, shorten
+from splitplan.catalogs.gpus import find_gpu
 from splitplan.catalogs.models import Model, find_model
 from splitplan.planner.columns.options import ColumnOptions
+from splitplan.planner.latency.calibration import find_overhead
+from splitplan.planner.latency.overhead import EngineOverhead
 from splitplan.planner.plan import Inputs, Plan
 from splitplan.planner.question import Question, options_as_text
 from splitplan.planner.spec.fleet import Fleet, load_fleet
@@ -38,6 +44,18 @@ class SolveInputs:
     def class_slos(self) -> tuple[Slo, ...]:
         """The targets of each request class: its own, or the question's."""
         return tuple(item.slo or self.slo for item in self.workload.classes)
+
+    @property
+    def overheads(self) -> dict[str, EngineOverhead]:
+        """The engine's calibrated overheads by GPU type."""
+        engine = self.engine
+        return {gpu: find_overhead(engine.name, engine.version, find_gpu(gpu).architecture) for gpu in self.profiles}
+
+    def front_end_s(self, input_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Seconds [n] of each request outside the engine's steps (HTTP, tokenizer); the most of any GPU type here."""
+        overheads = self.overheads.values()
+        fixed_s = max(overhead.request_s for overhead in overheads)
+        return fixed_s + max(overhead.request_token_s for overhead in overheads) * input_tokens.astype(np.float64)
 
     def recorded(self) -> Inputs:
         """What the plan keeps of its inputs."""

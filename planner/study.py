@@ -51,10 +51,12 @@ def rebuild(plan: Plan) -> tuple[Study, ProgramInput]:
 def prepare(inputs: SolveInputs) -> Study:
     """Columns and program of a question. Raises NoPlanError when nothing could serve even one request in time."""
     question, workload = inputs.question, inputs.workload
+    requests = sample(workload, MIX_SAMPLE, question.seed)
     mix = request_mix(
-        sample(workload, MIX_SAMPLE, question.seed),
+        requests,
         inputs.class_slos,
         max_position=inputs.model.max_position_embeddings,
+        front_end_s=inputs.front_end_s(requests.input_tokens),
     )
     hosts = host_kinds(inputs.fleet)
     library = StepLibrary(inputs.model, inputs.engine, inputs.profiles)

@@ -98,7 +98,12 @@ class Judge:
             )
             for index, requests in enumerate(samples)
         ]
-        results = combine(runs)
+        results = Results(
+            tuple(
+                _with_front_end(run, self.inputs.front_end_s(requests.input_tokens))
+                for run, requests in zip(combine(runs).runs, samples, strict=True)
+            )
+        )
         classes = [requests.class_index for requests in samples]
         slos = self.inputs.class_slos
         verdict = _verdict(results, classes, slos, self.inputs, rate_scale)
@@ -109,6 +114,11 @@ class Judge:
         if key not in self._samples:
             self._samples[key] = sample(self.inputs.workload, num_requests, self.inputs.question.seed + 1 + index)
         return self._samples[key]
+
+
+def _with_front_end(run: Run, front_end_s: NDArray[np.float64]) -> Run:
+    """The run as clients see it: the time outside the engine comes on top."""
+    return replace(run, ttft_s=run.ttft_s + front_end_s, e2e_s=run.e2e_s + front_end_s)
 
 
 def _verdict(

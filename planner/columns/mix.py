@@ -65,8 +65,10 @@ class RequestMix:
         return means
 
 
-def request_mix(requests: Requests, slos: Sequence[Slo], *, max_position: int) -> RequestMix:
-    """Build the mix from sampled requests and the SLO of each class.
+def request_mix(
+    requests: Requests, slos: Sequence[Slo], *, max_position: int, front_end_s: FloatArray | float = 0.0
+) -> RequestMix:
+    """Build the mix from sampled requests and the SLO of each class; `front_end_s` [n] is taken off the TTFT limits.
 
     `max_model_len` is the longest request of the sample, rounded up to 1,024 tokens, at most the model's own limit.
     """
@@ -79,7 +81,7 @@ def request_mix(requests: Requests, slos: Sequence[Slo], *, max_position: int) -
         output_tokens=requests.output_tokens.astype(np.float64),
         class_index=requests.class_index,
         num_classes=len(slos),
-        ttft_limit_s=_limits([slo.ttft for slo in slos])[requests.class_index],
+        ttft_limit_s=_limits([slo.ttft for slo in slos])[requests.class_index] - front_end_s,
         tpot_limit_s=_limits([slo.tpot for slo in slos])[requests.class_index],
         ttft_miss_share=_miss_share([slo.ttft for slo in slos], slos),
         tpot_miss_share=_miss_share([slo.tpot for slo in slos], slos),
