@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from splitplan.planner.assign import Assignment, assign
 from splitplan.planner.columns.column import Column
-from splitplan.planner.deploy import deployment_of
+from splitplan.planner.deploy import deployment_of, timed_routes
 from splitplan.planner.inputs import SolveInputs
 from splitplan.planner.plan import Instance, Pool, Route
 from splitplan.planner.program.types import ProgramInput, ProgramSolution
@@ -56,7 +56,8 @@ def candidate(problem: ProgramInput, solution: ProgramSolution, inputs: SolveInp
     )
     steps = {pool.name: columns[name].step for pool, name in zip(pools, used, strict=True)}
     deployment = deployment_of(pools, assignment.routes, steps, inputs, colocated_share=colocated_share)
-    return Candidate(solution, assignment, pools, assignment.routes, deployment, colocated_share)
+    routes = timed_routes(pools, assignment.routes, deployment)
+    return Candidate(solution, assignment, pools, routes, deployment, colocated_share)
 
 
 def _rates_by_role(solution: ProgramSolution) -> dict[str, float]:

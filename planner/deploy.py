@@ -51,6 +51,37 @@ def deployment_of(
     )
 
 
+def timed_routes(pools: Sequence[Pool], routes: Sequence[Route], deployment: Deployment) -> tuple[Route, ...]:
+    """The routes with the time a KV transfer takes alone on them: a fixed part, and seconds per token."""
+    specs = {spec.name: spec for spec in deployment.instances}
+    block = max(pool.block_tokens for pool in pools)
+    per_token_descriptors_s = deployment.descriptor_s * deployment.descriptors_per_block / block
+    return tuple(
+        route.model_copy(
+            update={
+                "transfer_base_s": round(deployment.transfer_latency_s, 9),
+                "transfer_s_per_token": round(
+                    deployment.kv_bytes_per_token / _slowest(route, specs, deployment) + per_token_descriptors_s, 12
+                ),
+            }
+        )
+        for route in routes
+    )
+
+
+def _slowest(route: Route, specs: Mapping[str, InstanceSpec], deployment: Deployment) -> float:
+    """Bytes per second of the slowest link on a route; infinite where nothing limits it."""
+    prefill, decode = specs[route.prefill], specs[route.decode]
+    if route.path == "same-node":
+        used = [prefill.local_link] if prefill.local_link is not None else []
+    elif route.path == "same-rack":
+        used = [*prefill.egress[:1], *decode.ingress[:1]]
+    else:
+        spine = [deployment.spine] if deployment.spine is not None else []
+        used = [*prefill.egress, *spine, *decode.ingress]
+    return min((deployment.links[link].bytes_per_s for link in used), default=float("inf"))
+
+
 class _Links:
     """The fleet's links, numbered as they are first used."""
 

@@ -143,8 +143,8 @@ def _basis(study: Study, found: Candidate) -> list[str]:
         words = ", ".join(f"{mean:.0%} {basis.name.lower()}" for basis, mean in means.items() if mean >= 0.005)
         overhead = study.inputs.overheads[gpu]
         lines.append(
-            f"{gpu}: op tables of {profile.engine} {profile.engine_version}; of a typical step {words}; 9 in 10 "
-            f"published points within ×{overhead.tpot_spread:.2f} of predicted TPOT, ×{overhead.ttft_spread:.2f} of TTFT"
+            f"{gpu}: op tables of {profile.engine} {profile.engine_version}; of a typical step {words}; 9 in 10 published "
+            f"points within ×{overhead.tpot_spread:.2f} of TPOT and ×{overhead.ttft_spread:.2f} of TTFT as predicted"
         )
         lines += _host_notes(profile, gpu, [columns[name] for name in found.assignment.instances])
     if any(pool.role == "decode" for pool in found.pools):
