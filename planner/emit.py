@@ -10,10 +10,10 @@ from splitplan.catalogs.gpus import find_gpu
 from splitplan.catalogs.links import find_link
 from splitplan.planner.candidates import Candidate
 from splitplan.planner.columns.column import Column
-from splitplan.planner.explain import Question, binding_sentences
 from splitplan.planner.plan import Alternative, Host, Plan, Proof
 from splitplan.planner.program.types import Infeasible, ProgramOptions, ProgramSolution
 from splitplan.planner.repair import Outcome, Workshop
+from splitplan.planner.review.explain import Question, binding_sentences
 from splitplan.planner.study import Study
 from splitplan.profiler.profile import Basis, Profile
 from splitplan.profiler.query import OpTimes
@@ -143,8 +143,8 @@ def _basis(study: Study, found: Candidate) -> list[str]:
         words = ", ".join(f"{mean:.0%} {basis.name.lower()}" for basis, mean in means.items() if mean >= 0.005)
         overhead = study.inputs.overheads[gpu]
         lines.append(
-            f"{gpu}: op tables of {profile.engine} {profile.engine_version}; of a typical step {words}; 9 in 10 published "
-            f"points within ×{overhead.tpot_spread:.2f} of TPOT and ×{overhead.ttft_spread:.2f} of TTFT as predicted"
+            f"{gpu}: op tables of {profile.engine} {profile.engine_version}; of a typical step {words}; "
+            f"9 in 10 published points within ×{overhead.tpot_spread:.2f} (TPOT) and ×{overhead.ttft_spread:.2f} (TTFT)"
         )
         lines += _host_notes(profile, gpu, [columns[name] for name in found.assignment.instances])
     if any(pool.role == "decode" for pool in found.pools):

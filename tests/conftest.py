@@ -22,19 +22,29 @@ needs_shared = pytest.mark.skipif(
 )
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+def _no_skip(report: Any) -> Any:
     """Under SPLITPLAN_TEST_REQUIRE=all a skip is a failure: everything installable is installed there.
 
     What only the reference data could answer is exempt, since nobody can install it.
     """
-    report = yield
     if os.environ.get("SPLITPLAN_TEST_REQUIRE") == "all" and report.skipped and not hasattr(report, "wasxfail"):
         reason = str(report.longrepr[-1]) if isinstance(report.longrepr, tuple) else str(report.longrepr)
         if "reference data" not in reason:
             report.outcome = "failed"
             report.longrepr = f"skipped although SPLITPLAN_TEST_REQUIRE=all: {reason}"
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """A test that skips where nothing may."""
+    return _no_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """A module that skips where nothing may."""
+    return _no_skip((yield))
 
 
 @pytest.fixture(autouse=True, scope="session")

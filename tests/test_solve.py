@@ -13,7 +13,7 @@ from splitplan.catalogs.errors import InputError, NoPlanError
 from splitplan.planner.plan import Plan, load_plan, save_plan
 from splitplan.planner.program.types import ProgramOptions
 from splitplan.planner.question import Question, options_as_text, question_of
-from splitplan.planner.replay import replay
+from splitplan.planner.review.replay import replay
 from splitplan.planner.solve import solve
 from splitplan.planner.spec.fleet import load_fleet
 from splitplan.planner.spec.slo import parse_slo

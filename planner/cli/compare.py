@@ -25,8 +25,8 @@ def compare(
     """
     from splitplan.planner.program.types import ProgramOptions
     from splitplan.planner.question import Question
-    from splitplan.planner.sweep import compare as compare_all
-    from splitplan.planner.sweep import table_lines
+    from splitplan.planner.review.sweep import compare as compare_all
+    from splitplan.planner.review.sweep import table_lines
 
     question = Question(model, fleet[0], workload, slo[0], rate, ProgramOptions(objective=objective))
     points = compare_all(question, fleet, slo, progress=note)

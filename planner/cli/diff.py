@@ -19,8 +19,8 @@ def diff(
 
     Example: planner diff monday.yaml tuesday.yaml
     """
-    from splitplan.planner.diff import diff_plans
     from splitplan.planner.plan import load_plan
+    from splitplan.planner.review.diff import diff_plans
 
     changes = diff_plans(load_plan(old), load_plan(new))
     if json:

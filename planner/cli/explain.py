@@ -21,8 +21,8 @@ def explain(
 
     Every figure is the difference between two solved programs. Example: planner explain plan.yaml h100-sxm
     """
-    from splitplan.planner.explain_plan import PlanExplanation, as_json, as_text, explain_plan
     from splitplan.planner.plan import load_plan
+    from splitplan.planner.review.explain_plan import PlanExplanation, as_json, as_text, explain_plan
 
     result = explain_plan(load_plan(plan), component)
     if not isinstance(result, PlanExplanation):

@@ -27,8 +27,8 @@ def frontier(
     --slo ttft=1s@p99,tpot=60ms@p99 --axis ttft --from 200 --to 2000
     """
     from splitplan.planner.question import Question
-    from splitplan.planner.sweep import axis_values, plot_lines, table_lines
-    from splitplan.planner.sweep import frontier as sweep
+    from splitplan.planner.review.sweep import axis_values, plot_lines, table_lines
+    from splitplan.planner.review.sweep import frontier as sweep
 
     unit = 1.0 if axis == "rate" else 1e-3
     values = [value * unit for value in axis_values(low, high, points)]

@@ -27,11 +27,11 @@ def replan(
 
     Example: planner replan plan.yaml --rate 36 -o next.yaml
     """
-    from splitplan.planner.diff import diff_plans
     from splitplan.planner.plan import load_plan, save_plan
-    from splitplan.planner.replan import Wanted
-    from splitplan.planner.replan import move_lines as lines_of
-    from splitplan.planner.replan import replan as plan_again
+    from splitplan.planner.review.diff import diff_plans
+    from splitplan.planner.review.replan import Wanted
+    from splitplan.planner.review.replan import move_lines as lines_of
+    from splitplan.planner.review.replan import replan as plan_again
 
     running = load_plan(plan)
     result = plan_again(running, Wanted(rate, slo, fleet, workload, move_cost, hours))

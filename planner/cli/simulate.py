@@ -24,8 +24,8 @@ def simulate(
     Example: planner simulate plan.yaml --rate 30 --requests 50000
     """
     from splitplan.planner.plan import load_plan
-    from splitplan.planner.replay import replay
     from splitplan.planner.report import replay_table
+    from splitplan.planner.review.replay import replay
 
     verdict = replay(
         load_plan(plan), workload=workload, rate_req_per_s=rate, slo=slo, num_requests=requests, num_seeds=seeds

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from splitplan.planner.explain import Question, Variant, about, explain, merged_sentences
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import Binding, Placed, ProgramInput, ProgramSolution
+from splitplan.planner.review.explain import Question, Variant, about, explain, merged_sentences
 from tests.planner.program.fleets import a_column, a_fleet, a_node, a_problem, a_rack, four_racks
 
 

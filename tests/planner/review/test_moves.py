@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitplan.planner.moves import Unit, order_moves
 from splitplan.planner.program.rounding import served_share
+from splitplan.planner.review.moves import Unit, order_moves
 from tests.planner.program.fleets import a_column, a_fleet, a_node, a_problem, a_rack
 
 SMALL, LARGE = "colocated h100-sxm tp1", "colocated h100-sxm tp2"

@@ -8,13 +8,13 @@ from typing import Any
 
 from splitplan.catalogs.errors import NoPlanError, Problem, SplitplanError, UsageError, nearest_names
 from splitplan.planner.corrections import Corrections
-from splitplan.planner.diff import where
-from splitplan.planner.explain import UNITS, Explanation, Question, Variant, about, explain
 from splitplan.planner.inputs import load_inputs
 from splitplan.planner.plan import Plan
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import Infeasible, ProgramInput
 from splitplan.planner.question import question_of
+from splitplan.planner.review.diff import where
+from splitplan.planner.review.explain import UNITS, Explanation, Question, Variant, about, explain
 from splitplan.planner.spec.slo import Target, format_slo
 from splitplan.planner.study import prepare, rebuild
 

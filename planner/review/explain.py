@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from splitplan.planner.fleet_changes import Change, fleet_changes
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import Binding, Infeasible, Placed, ProgramInput, ProgramSolution
+from splitplan.planner.review.fleet_changes import Change, fleet_changes
 
 SMALLEST_WORTH = 1e-6
 PRICE_STEPS = 6

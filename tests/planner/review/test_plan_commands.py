@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from splitplan.catalogs.errors import UsageError
-from splitplan.planner.diff import diff_plans
-from splitplan.planner.explain_plan import PlanExplanation, as_json, as_text, explain_plan
 from splitplan.planner.plan import Plan, save_plan
 from splitplan.planner.question import Question
-from splitplan.planner.replan import Wanted, move_lines, replan
+from splitplan.planner.review.diff import diff_plans
+from splitplan.planner.review.explain_plan import PlanExplanation, as_json, as_text, explain_plan
+from splitplan.planner.review.replan import Wanted, move_lines, replan
+from splitplan.planner.review.sweep import axis_values, compare, frontier, plot_lines, table_lines
 from splitplan.planner.solve import solve
-from splitplan.planner.sweep import axis_values, compare, frontier, plot_lines, table_lines
 from splitplan.planner.verify import Effort
 
 QUICK = Effort(screen_requests=300, verify_requests=600, num_seeds=1, max_attempts=6, max_probes=1, form="python")
