@@ -18,7 +18,7 @@ $(VENV)/dev: pyproject.toml
 	@mkdir -p .typing && ln -sfn .. .typing/splitplan
 	@touch $@ $(VENV)/core
 
-DEMO = --model llama-3.1-70b --fleet four-racks --workload azure-conv --rate 8 --slo ttft=2s@p99,tpot=60ms@p99
+DEMO = --model llama-3.1-70b --fleet four-racks --workload azure-conv --rate 8 --slo ttft=2s@p95,tpot=60ms@p95
 
 demo: $(VENV)/core
 	@mkdir -p demo

@@ -98,9 +98,8 @@ def decision_table(plan: Plan, slo: Slo) -> Table:
     tpot_p = f"p{slo.tpot.percentile:g}" if slo.tpot else "p99"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("")
-    table.add_column("plan", min_width=20)
-    for heading in ("prefill or colocated", "decode"):
-        table.add_column(heading, min_width=22)
+    for heading in ("plan", "prefill or colocated", "decode"):
+        table.add_column(heading, overflow="fold")
     for heading in ("GPUs", "$/h", f"TTFT p50/{ttft_p}", f"TPOT p50/{tpot_p}", "all met"):
         table.add_column(heading, justify="right", no_wrap=True)
     chosen = Alternative(
