@@ -177,6 +177,9 @@ def find_model(name_or_path: str, *, where: str = "", key: str = "") -> Model:
         found = _index().get(fold(path.name))  # a model folder elsewhere, as measurements name it
     if found is None and name_or_path and _exists(path) and path.is_dir():
         raise DocumentError(Problem("holds no config.json", name_or_path, expected="a Hugging Face model folder"))
+    if found is None and name_or_path and _exists(path):
+        expected = "a Hugging Face config.json (its name ends in .json), or the folder that holds it"
+        raise DocumentError(Problem("is a file, but no model", name_or_path, expected=expected))
     if found is None:
         known = [item for model in load_models().values() for item in (model.name, *model.aliases)]
         raise UnknownNameError("model", name_or_path, known, where=where, key=key)

@@ -114,6 +114,14 @@ class Cluster:
     colocated_router: RouterPlace | None  # a second front door, when one router cannot serve both kinds
     colocated_share: float  # of all requests
 
+    @property
+    def entry_policy(self) -> str:
+        """How the router picks who takes a prompt: by cached prefixes where the plan counts on them, else by load.
+
+        Plans are verified with the least loaded instance; `power_of_two` is the nearest that public routers offer.
+        """
+        return "cache_aware" if self.plan.inputs.prefix_hit_ratio > 0 else "power_of_two"
+
     def leaders(self, role: str) -> tuple[Member, ...]:
         """Rank 0 of every instance of a role, in plan order."""
         return tuple(member for member in self.members if member.rank == 0 and member.pool.role == role)

@@ -41,7 +41,7 @@ def _add_node(branch: Tree, name: str, kind: str, entries: Iterable[tuple[Instan
         shape = f"TP{pool.tensor_parallel}" + (f" PP{pool.pipeline_parallel}" if pool.pipeline_parallel > 1 else "")
         style = ROLE_STYLES[pool.role]
         leaf.add(
-            f"[{style}]{instance.name}[/{style}]  {shape}  GPU {index_ranges(indices)}  {100 * instance.share:.0f} %"
+            f"[{style}]{instance.name}[/{style}]  {shape}  GPU {index_ranges(indices)}  {100 * instance.share:.0f} % of {pool.role}"
         )
 
 

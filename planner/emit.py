@@ -10,6 +10,8 @@ from splitplan.catalogs.gpus import find_gpu
 from splitplan.catalogs.links import find_link
 from splitplan.planner.candidates import Candidate
 from splitplan.planner.columns.column import Column
+from splitplan.planner.corrections import Corrections
+from splitplan.planner.inputs import SolveInputs
 from splitplan.planner.plan import Alternative, Host, Plan, Proof
 from splitplan.planner.program.types import Infeasible, ProgramOptions, ProgramSolution
 from splitplan.planner.repair import Outcome, Workshop
@@ -33,6 +35,7 @@ def emit_plan(study: Study, shop: Workshop, chosen: Outcome, variants: Sequence[
     found = chosen.found
     assert found is not None, "only an outcome that passed is emitted"
     inputs, solution = study.inputs, found.solution
+    corrections = _learned(chosen, variants)
     kv_dtype = found.pools[0].kv_dtype
     return Plan(
         inputs=inputs.recorded(),
@@ -47,15 +50,33 @@ def emit_plan(study: Study, shop: Workshop, chosen: Outcome, variants: Sequence[
         num_gpus=solution.num_gpus,
         usd_per_hour=round(solution.usd_per_hour, 6),
         watts=round(solution.watts, 3),
-        proof=_proof(shop, variants[-1].options, solution),
+        proof=_proof(shop, variants[-1].options, solution, corrections),
         verification=chosen.verdict,
         alternatives=tuple(_alternatives(chosen, variants)),
         rejected_columns=dict(sorted(study.columns.rejections.counts.items())),
-        corrections={name: round(factor, 9) for name, factor in sorted(shop.corrections.factor.items())},
+        corrections={name: round(factor, 9) for name, factor in sorted(corrections.factor.items())},
         limits=tuple(dict.fromkeys(binding_sentences(Question(shop.problem, solution)))),
         basis=tuple(_basis(study, found)),
-        notes=tuple(dict.fromkeys([*inputs.slo.notes, *inputs.fleet.notes, *inputs.workload.notes, *solution.notes])),
+        notes=tuple(
+            dict.fromkeys(
+                [*_length_note(inputs), *inputs.slo.notes, *inputs.fleet.notes, *inputs.workload.notes, *solution.notes]
+            )
+        ),
     )
+
+
+def _notes(inputs: SolveInputs, solution: ProgramSolution) -> tuple[str, ...]:
+    """What was assumed or left out on the way, each said once."""
+    notes = [*_length_note(inputs), *inputs.slo.notes, *inputs.fleet.notes, *inputs.workload.notes, *solution.notes]
+    return tuple(dict.fromkeys(notes))
+
+
+def _length_note(inputs: SolveInputs) -> list[str]:
+    share = inputs.too_long_share
+    if share <= 0:
+        return []
+    limit = inputs.model.max_position_embeddings
+    return [f"{share:.2%} of requests are longer than the model's {limit:,} tokens: refused, and counted as missed"]
 
 
 def _hosts(study: Study, found: Candidate) -> tuple[Host, ...]:
@@ -67,12 +88,20 @@ def _hosts(study: Study, found: Candidate) -> tuple[Host, ...]:
     )
 
 
-def _proof(shop: Workshop, options: ProgramOptions, solution: ProgramSolution) -> Proof:
-    """The bound of the open program under all corrections learned, against the plan that was chosen.
+def _learned(chosen: Outcome, variants: Sequence[Variant]) -> Corrections:
+    """What all variants learned of each column, at its worst; of the chosen plan's own columns, what it passed with."""
+    factor: dict[str, float] = {}
+    for variant in variants:
+        for name, value in variant.outcome.corrections.factor.items():
+            factor[name] = max(factor.get(name, value), value)
+    own = {item.column for item in chosen.found.solution.placed} if chosen.found else set()
+    factor.update({name: chosen.corrections.factor.get(name, 1.0) for name in own})
+    return Corrections({name: value for name, value in factor.items() if value != 1.0})
 
-    A plan found before a later correction may beat that program's optimum; the bound is then the plan itself.
-    """
-    last = shop.solve(options, shop.corrections)
+
+def _proof(shop: Workshop, options: ProgramOptions, solution: ProgramSolution, corrections: Corrections) -> Proof:
+    """The bound of the open program over the corrected columns, against the chosen plan."""
+    last = shop.solve(options, corrections)
     best = max if solution.objective == "goodput" else min
     bound = solution.value if isinstance(last, Infeasible) else best(last.bound, solution.value)
     gap = 100 * abs(solution.value - bound) / max(abs(solution.value), 1e-12)

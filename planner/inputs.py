@@ -46,6 +46,24 @@ class SolveInputs:
         return tuple(item.slo or self.slo for item in self.workload.classes)
 
     @property
+    def max_model_len(self) -> int:
+        """The longest request of the workload, rounded up to 1,024 tokens, at most the model's own limit."""
+        longest = self._longest()
+        return min(-(-longest // 1024) * 1024, self.model.max_position_embeddings)
+
+    @property
+    def too_long_share(self) -> float:
+        """Share of requests that are longer than the model's context: engines refuse them."""
+        workload, limit = self.workload, self.model.max_position_embeddings
+        if workload.trace is not None:
+            return float(np.mean(workload.trace.input_tokens + workload.trace.output_tokens > limit))
+        return float(workload.weight[workload.input_tokens + workload.output_tokens > limit].sum())
+
+    def _longest(self) -> int:
+        source = self.workload if self.workload.trace is None else self.workload.trace
+        return int((source.input_tokens + source.output_tokens).max())
+
+    @property
     def overheads(self) -> dict[str, EngineOverhead]:
         """The engine's calibrated overheads by GPU type."""
         engine = self.engine
@@ -71,6 +89,7 @@ class SolveInputs:
             slo=format_slo(self.slo),
             profile_hashes={gpu: profile.content_hash if profile else "" for gpu, profile in self.profiles.items()},
             seed=question.seed,
+            prefix_hit_ratio=round(self.workload.prefix_hit_ratio, 6),
             options=options_as_text(question),
         )
 
@@ -83,7 +102,7 @@ def load_inputs(question: Question) -> SolveInputs:
     _check_dtypes(question.columns, engine)
     fleet = load_fleet(question.fleet, price_kind=question.price_kind)
     workload = load_workload(question.workload, rate_req_per_s=question.rate_req_per_s)
-    return SolveInputs(
+    loaded = SolveInputs(
         question=question,
         model=model,
         fleet=fleet,
@@ -93,6 +112,21 @@ def load_inputs(question: Question) -> SolveInputs:
         connector=_connector(engine, question.columns.connector),
         profiles=_profiles(fleet, engine, question.profiles),
     )
+    _check_lengths(loaded)
+    return loaded
+
+
+def _check_lengths(inputs: SolveInputs) -> None:
+    """Refuse a workload of which more is too long for the model than may miss."""
+    share, limit = inputs.too_long_share, inputs.model.max_position_embeddings
+    if share > 1 - max(slo.attainment for slo in inputs.class_slos):
+        raise InputError(
+            Problem(
+                f"{share:.1%} of the requests of {inputs.workload.name} are longer than {inputs.model.name} can take",
+                expected=f"prompt and answer of at most {limit:,} tokens",
+                next_step="use a model with a longer context, or a workload of shorter requests",
+            )
+        )
 
 
 def changed_inputs(plan: Plan, inputs: SolveInputs) -> list[str]:

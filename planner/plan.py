@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from splitplan.catalogs.documents import read_document, validate, write_text
 
@@ -111,6 +111,21 @@ class Estimate(_Frozen):
     high: float
 
 
+class ClassTarget(_Frozen):
+    """One percentile target of a class and what the simulation gave."""
+
+    name: str  # "TTFT p99"
+    value_ms: float
+    limit_ms: float
+
+
+class ClassVerdict(_Frozen):
+    """One request class on its own, where there are several."""
+
+    targets: tuple[ClassTarget, ...]
+    attainment: Estimate
+
+
 class Verification(_Frozen):
     """What the simulation of the assigned plan said. Latencies in ms; TPOT = (E2E − TTFT)/(output tokens − 1)."""
 
@@ -124,6 +139,7 @@ class Verification(_Frozen):
     itl_ms: dict[str, Estimate] = {}
     attainment: Estimate  # share of requests that met all targets
     misses: tuple[str, ...] = ()  # "TTFT p99 1130 ms > 1000 ms"
+    classes: dict[str, ClassVerdict] = {}  # by name, where there are several
 
 
 class Proof(_Frozen):
@@ -162,6 +178,7 @@ class Inputs(_Frozen):
     model_hash: str
     profile_hashes: dict[str, str]  # by GPU type
     seed: int = 0
+    prefix_hit_ratio: float = Field(0.0, ge=0, le=1)  # share of prompt tokens that a warm cache holds
     options: dict[str, str] = {}
 
 
@@ -190,6 +207,31 @@ class Plan(_Frozen):
     limits: tuple[str, ...] = ()
     basis: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _hangs_together(self) -> Plan:
+        """Each instance has its GPUs to itself, prefill has a decode to feed, and routes join instances that exist."""
+        slots: set[tuple[str, int]] = set()
+        for pool in self.pools:
+            for instance in pool.instances:
+                mine = {(slot.node, slot.index) for slot in instance.gpus}
+                if len(instance.gpus) != pool.gpus_per_instance or len(mine) != len(instance.gpus):
+                    raise ValueError(
+                        f"instance {instance.name} does not list the {pool.gpus_per_instance} GPUs it takes"
+                    )
+                if mine & slots:
+                    raise ValueError(f"instance {instance.name} takes a GPU that another one has")
+                slots |= mine
+        roles = {pool.role for pool in self.pools}
+        if ("prefill" in roles) != ("decode" in roles):
+            raise ValueError("prefill and decode pools only work together")
+        names = {instance.name: pool.role for pool in self.pools for instance in pool.instances}
+        for route in self.routes:
+            if names.get(route.prefill) != "prefill" or names.get(route.decode) != "decode":
+                raise ValueError(
+                    f"route {route.prefill} → {route.decode} does not join a prefill and a decode instance"
+                )
+        return self
 
 
 def load_plan(path: str | Path) -> Plan:

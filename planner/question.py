@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
+from splitplan.catalogs.errors import InputError, Problem, shorten
 from splitplan.planner.columns.options import ColumnOptions
 from splitplan.planner.plan import Plan
 from splitplan.planner.program.types import ProgramOptions
@@ -71,7 +72,13 @@ def _restored(defaults: OptionsT, kept: Mapping[str, str]) -> OptionsT:
         usual, text = getattr(defaults, item.name), kept.get(item.name)
         if text is None:
             continue
-        value = text if isinstance(usual, str) or item.name in WORDS else json.loads(text)
+        try:
+            value = text if isinstance(usual, str) or item.name in WORDS else json.loads(text)
+        except ValueError:
+            key = f"inputs.options.{item.name}"
+            raise InputError(
+                Problem(f"is {shorten(repr(text))}", "plan", key, "a value as planner solve writes it")
+            ) from None
         values[item.name] = tuple(value) if isinstance(value, list) else value
     return type(defaults)(**values)
 

@@ -22,6 +22,9 @@ from splitplan.planner.verify import Blame, Judge
 SMALLEST_STEP = 1.02
 """A correction always asks for at least this much more than the instances at hand can give."""
 
+LARGEST_STEP = 1.6
+"""And for no more than this at once: an instance that the program hardly loads says little about its kind."""
+
 GOODPUT_STEP = 1.04
 """Goodput is raised in steps of this much while the plan still passes."""
 
@@ -33,6 +36,7 @@ class Outcome:
     found: Candidate | None
     verdict: Verification | None
     reasons: tuple[str, ...] = ()
+    corrections: Corrections = field(default_factory=Corrections)  # under which the program answers with this plan
 
     @property
     def passed(self) -> bool:
@@ -62,14 +66,15 @@ def score(solution: ProgramSolution) -> float:
 
 @dataclass(slots=True)
 class Workshop:
-    """What the variants of one solve share: the problem, the corrections, the judge and its verdicts so far."""
+    """What the variants of one solve share: the problem, the judge, its verdicts and the plans that passed so far."""
 
     inputs: SolveInputs
     problem: ProgramInput
     judge: Judge
-    corrections: Corrections = field(default_factory=Corrections)
+    start: Corrections = field(default_factory=Corrections)  # what every variant starts from
     screened: dict[object, tuple[Verification, Blame]] = field(default_factory=dict)
     verified: dict[object, tuple[Verification, Blame]] = field(default_factory=dict)
+    sustained: dict[object, tuple[float, Blame]] = field(default_factory=dict)
     passed: list[Outcome] = field(default_factory=list)
 
     def solve(self, options: ProgramOptions, corrections: Corrections) -> ProgramSolution | Infeasible:
@@ -87,18 +92,19 @@ class Workshop:
 
     def _search(self, options: ProgramOptions) -> Outcome:
         """Solve, judge and correct until a plan passes; it is found from below, so it is about the cheapest."""
+        corrections = Corrections(dict(self.start.factor))
         last = Outcome(None, None)
         for _ in range(self.judge.effort.max_attempts):
-            solution = self.solve(options, self.corrections)
+            solution = self.solve(options, corrections)
             if isinstance(solution, Infeasible):
                 return self._no_more(last, solution)
-            trial = candidate(self._problem(options, self.corrections), solution, self.inputs)
+            trial = candidate(self._problem(options, corrections), solution, self.inputs)
             verdict, blame = self._judged(trial)
-            last = Outcome(trial, verdict)
+            last = Outcome(trial, verdict, corrections=Corrections(dict(corrections.factor)))
             if verdict.passed:
                 self.passed.append(last)
                 return self._relaxed(last, options)
-            self._tighten(trial, blame)
+            self._tighten(trial, blame, corrections)
         return replace(last, reasons=("no plan passed within the attempts allowed",))
 
     def _allows(self, options: ProgramOptions, outcome: Outcome) -> bool:
@@ -123,24 +129,26 @@ class Workshop:
         if trial.key not in self.screened:
             self.screened[trial.key] = self.judge.screen(trial.deployment, trial.solution.rate_scale)
         screening = self.screened[trial.key]
-        if _clearly_missed(screening[0]):
-            return screening
+        if not screening[0].passed and screening[0].attainment.high < self.inputs.slo.attainment:
+            return screening  # missed even at the favourable end of its interval: no need to look closer
         if trial.key not in self.verified:
             self.verified[trial.key] = self.judge.verify(trial.deployment, trial.solution.rate_scale)
         return self.verified[trial.key]
 
-    def _tighten(self, trial: Candidate, blame: Blame) -> None:
+    def _tighten(self, trial: Candidate, blame: Blame, corrections: Corrections) -> None:
         """Correct the columns to blame by what the trial's instances really sustain.
 
         If all of it sustains a share f of the rate, a column loaded to u of its capacity has only f·u of it.
         """
-        share, blame = self._sustained(trial, blame)
+        if trial.key not in self.sustained:
+            self.sustained[trial.key] = self._sustained(trial, blame)
+        share, blame = self.sustained[trial.key]
         allowed = max(1 - self.inputs.slo.attainment, 1e-4)
         shares = _blame_by_column(trial, blame)
         worst = max(shares.values())
         for name, load in _loads(trial).items():
             if shares[name] > allowed or shares[name] == worst:
-                self.corrections.scale(name, max(SMALLEST_STEP, SMALLEST_STEP / max(load * share, 1e-3)))
+                corrections.scale(name, min(max(SMALLEST_STEP, SMALLEST_STEP / max(load * share, 1e-3)), LARGEST_STEP))
 
     def _sustained(self, trial: Candidate, blame: Blame) -> tuple[float, Blame]:
         """The share of the asked rate at which a trial that missed would pass, and who is to blame just above it."""
@@ -158,7 +166,7 @@ class Workshop:
         """Try to do better with columns that may have been judged too carefully; keep what still passes."""
         best, probes, tried = passed, 0, set[object]()
         while probes < self.judge.effort.max_probes:
-            for corrections in _relaxations(best.found, self.corrections):
+            for corrections in _relaxations(best.found, best.corrections):
                 solution = self.solve(options, corrections)
                 if isinstance(solution, Infeasible) or score(solution) >= best.score - 1e-9:
                     continue
@@ -169,8 +177,7 @@ class Workshop:
                 probes += 1
                 verdict, _ = self._judged(trial)
                 if verdict.passed:
-                    self.corrections.factor = corrections.factor
-                    best = Outcome(trial, verdict)
+                    best = Outcome(trial, verdict, corrections=corrections)
                     self.passed.append(best)
                     break
                 if probes >= self.judge.effort.max_probes:
@@ -178,13 +185,6 @@ class Workshop:
             else:
                 return best
         return best
-
-
-def _clearly_missed(verdict: Verification) -> bool:
-    """Missed even at the favourable end of the screening's interval: no need to look closer."""
-    if verdict.passed:
-        return False
-    return verdict.attainment.value < 1 or not verdict.ttft_ms
 
 
 def _loads(trial: Candidate) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from splitplan.planner.drawing import draw_racks
 from splitplan.planner.inputs import SolveInputs
-from splitplan.planner.plan import Alternative, Estimate, Plan, Pool, Verification
+from splitplan.planner.plan import Alternative, ClassVerdict, Estimate, Plan, Pool, Verification
 from splitplan.planner.spec.slo import Slo, Target
 
 if TYPE_CHECKING:
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 GBIT = 1e9 / 8
+NARROW = 110
+"""Below this many columns the table has one column for what a plan consists of."""
+
 MOST_NODES_DRAWN = 16
 """Of larger fleets only the nodes in use are drawn."""
 
@@ -24,7 +27,9 @@ def print_plan(console: Console, plan: Plan, inputs: SolveInputs, *, saved_as: s
     for label, text in (("Fleet", fleet_line(inputs)), ("Asked", asked_line(inputs))):
         _labelled(console, label, text)
     console.print()
-    console.print(decision_table(plan, inputs.slo))
+    console.print(decision_table(plan, inputs.slo, narrow=console.width < NARROW))
+    for name, verdict in (plan.verification.classes if plan.verification else {}).items():
+        console.print(f"  class {name}: {class_text(verdict)}", markup=False)
     for item in plan.alternatives:
         if not item.pools:
             console.print(f"  {item.label}: {item.reason}", markup=False)
@@ -36,8 +41,11 @@ def print_plan(console: Console, plan: Plan, inputs: SolveInputs, *, saved_as: s
     _labelled(console, "Basis", "; ".join(plan.basis))
     for text in plan.notes:
         _labelled(console, "Note", text)
-    if saved_as:
-        _labelled(console, "Next", next_line(saved_as))
+    _labelled(
+        console,
+        "Next",
+        next_line(saved_as) if saved_as else "add -o plan.yaml to keep the plan, to explain and launch it",
+    )
 
 
 def _labelled(console: Console, label: str, text: str) -> None:
@@ -74,7 +82,11 @@ def asked_line(inputs: SolveInputs) -> str:
     if workload.prefix_hit_ratio > 0:
         shape += f", {workload.prefix_hit_ratio:.0%} of prompts cached"
     text = f"{workload.rate_req_per_s:g} req/s of {workload.name} ({shape}) on {inputs.model.name}; "
-    return text + slo_words(inputs.slo)
+    if len(workload.classes) < 2:
+        return text + slo_words(inputs.slo)
+    shares = [float(workload.weight[workload.class_index == number].sum()) for number in range(len(workload.classes))]
+    classes = zip(workload.classes, shares, inputs.class_slos, strict=True)
+    return text + "; ".join(f"{item.name} {share:.0%}: {slo_words(slo)}" for item, share, slo in classes)
 
 
 def slo_words(slo: Slo) -> str:
@@ -89,8 +101,8 @@ def targets(slo: Slo) -> Iterable[tuple[str, Target]]:
     return [(name, target) for name, target in named if target is not None]
 
 
-def decision_table(plan: Plan, slo: Slo) -> Table:
-    """The chosen plan, marked, above the ones that lost."""
+def decision_table(plan: Plan, slo: Slo, *, narrow: bool = False) -> Table:
+    """The chosen plan, marked, above the ones that lost. `narrow` puts what a plan consists of into one column."""
     from rich import box
     from rich.table import Table
 
@@ -98,7 +110,7 @@ def decision_table(plan: Plan, slo: Slo) -> Table:
     tpot_p = f"p{slo.tpot.percentile:g}" if slo.tpot else "p99"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("")
-    for heading in ("plan", "prefill or colocated", "decode"):
+    for heading in ("plan",) if narrow else ("plan", "prefill or colocated", "decode"):
         table.add_column(heading, overflow="fold")
     for heading in ("GPUs", "$/h", f"TTFT p50/{ttft_p}", f"TPOT p50/{tpot_p}", "all met"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -110,7 +122,11 @@ def decision_table(plan: Plan, slo: Slo) -> Table:
         verification=plan.verification,
     )
     for mark, row in [("*", chosen), *((" ", item) for item in plan.alternatives if item.pools)]:
-        table.add_row(*_row(mark, row, ttft_p, tpot_p), style="bold" if mark == "*" else "")
+        cells = _row(mark, row, ttft_p, tpot_p)
+        if narrow:
+            parts = [part for part in cells[2:4] if part != "–"]
+            cells = [mark, f"{cells[1]}: {' → '.join(parts)}", *cells[4:]]
+        table.add_row(*cells, style="bold" if mark == "*" else "")
     return table
 
 
@@ -146,7 +162,7 @@ def pool_text(pool: Pool) -> str:
         text += f" EP{pool.expert_parallel}"
     if pool.role == "decode":
         return f"{text} (batch {pool.max_num_seqs})"
-    return f"{text} (chunk {pool.max_num_batched_tokens})"
+    return f"{text} ({pool.role}, chunk {pool.max_num_batched_tokens})"
 
 
 def _pair(figures: dict[str, Estimate], percentile: str) -> str:
@@ -168,7 +184,7 @@ def proof_line(plan: Plan) -> str:
     text = f"{proof.status} (gap {proof.gap_percent:.2f} %, {proof.solver}); "
     text += f"all {proof.constraints_checked} constraints re-checked"
     if plan.corrections:
-        text += f"; {_plural(len(plan.corrections), 'column')} corrected by simulation"
+        text += f"; over columns of which {len(plan.corrections)} were corrected by simulation"
     if plan.verification:
         verdict = plan.verification
         text += f"; {verdict.num_requests:,} requests simulated, {_plural(verdict.num_seeds, 'seed')}"
@@ -187,6 +203,13 @@ def next_line(path: str) -> str:
 
 def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def class_text(verdict: ClassVerdict) -> str:
+    """`TTFT p99 741 ms of 800, TPOT p99 33 ms of 40, 99.3 ±0.2 % met all`."""
+    parts = [f"{item.name} {item.value_ms:.0f} ms of {item.limit_ms:g}" for item in verdict.targets]
+    met = verdict.attainment
+    return ", ".join([*parts, f"{met.value * 100:.1f} ±{(met.high - met.low) * 50:.1f} % met all"])
 
 
 def replay_table(verdict: Verification) -> Table:

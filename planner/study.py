@@ -20,7 +20,7 @@ from splitplan.planner.columns.steps import StepLibrary
 from splitplan.planner.corrections import Corrections
 from splitplan.planner.inputs import SolveInputs, load_inputs, refuse_changes
 from splitplan.planner.plan import Plan
-from splitplan.planner.program.types import ProgramInput
+from splitplan.planner.program.types import ProgramInput, ProgramOptions
 from splitplan.planner.question import question_of
 from splitplan.planner.spec.workload import sample
 
@@ -55,7 +55,7 @@ def prepare(inputs: SolveInputs) -> Study:
     mix = request_mix(
         requests,
         inputs.class_slos,
-        max_position=inputs.model.max_position_embeddings,
+        max_model_len=inputs.max_model_len,
         front_end_s=inputs.front_end_s(requests.input_tokens),
     )
     hosts = host_kinds(inputs.fleet)
@@ -96,8 +96,15 @@ def _program(inputs: SolveInputs, mix: RequestMix, columns: list[Column]) -> Pro
         rate_req_per_s=workload.rate_req_per_s * shares,
         kv_bytes_per_request={dtype: tokens * inputs.model.kv_bytes_per_token(dtype) for dtype in kv_dtypes},
         pairs_allowed=_pair_rule(inputs),
-        options=inputs.question.program,
+        options=_options(inputs),
     )
+
+
+def _options(inputs: SolveInputs) -> ProgramOptions:
+    """The question's wishes; where the fleet caps what is to be had at the asked price, the program keeps to it."""
+    options, kind = inputs.question.program, inputs.question.price_kind
+    capped = any(tier.kind == kind and tier.max_gpus is not None for tier in inputs.fleet.price_tiers)
+    return replace(options, price_kinds=(kind,)) if capped and not options.price_kinds else options
 
 
 def _pair_rule(inputs: SolveInputs) -> Callable[[Column, Column], bool]:

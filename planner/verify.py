@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitplan.planner.inputs import SolveInputs
-from splitplan.planner.plan import Estimate, Verification
+from splitplan.planner.plan import ClassTarget, ClassVerdict, Estimate, Verification
 from splitplan.planner.simulate.build import Routing
 from splitplan.planner.simulate.compiled import has_numba
 from splitplan.planner.simulate.deployment import Deployment
@@ -73,8 +73,9 @@ def default_effort() -> Effort:
 class Judge:
     """Replays deployments on the same sampled requests, so that plans are compared under common random numbers."""
 
-    def __init__(self, inputs: SolveInputs, effort: Effort) -> None:
+    def __init__(self, inputs: SolveInputs, effort: Effort, *, max_model_len: int | None = None) -> None:
         self.inputs = inputs
+        self.max_model_len = inputs.max_model_len if max_model_len is None else max_model_len
         self.effort = effort
         self._samples: dict[tuple[int, int], Requests] = {}
 
@@ -100,7 +101,7 @@ class Judge:
         ]
         results = Results(
             tuple(
-                _with_front_end(run, self.inputs.front_end_s(requests.input_tokens))
+                _as_clients_see(run, requests, self.inputs, self.max_model_len)
                 for run, requests in zip(combine(runs).runs, samples, strict=True)
             )
         )
@@ -116,8 +117,10 @@ class Judge:
         return self._samples[key]
 
 
-def _with_front_end(run: Run, front_end_s: NDArray[np.float64]) -> Run:
-    """The run as clients see it: the time outside the engine comes on top."""
+def _as_clients_see(run: Run, requests: Requests, inputs: SolveInputs, max_model_len: int) -> Run:
+    """The run from outside: the engine's front end comes on top, and requests too long for it are refused."""
+    front_end_s = inputs.front_end_s(requests.input_tokens)
+    front_end_s[requests.input_tokens + requests.output_tokens > max_model_len] = np.inf
     return replace(run, ttft_s=run.ttft_s + front_end_s, e2e_s=run.e2e_s + front_end_s)
 
 
@@ -146,7 +149,36 @@ def _verdict(
         e2e_ms=_in_ms(results.summary("e2e")),
         attainment=_estimate(attainment, 1.0),
         misses=tuple(misses),
+        classes=_class_verdicts(results, classes, slos, inputs, met) if len(slos) > 1 else {},
     )
+
+
+def _class_verdicts(
+    results: Results,
+    classes: Sequence[NDArray[np.int64]],
+    slos: Sequence[Slo],
+    inputs: SolveInputs,
+    met: Sequence[BoolArray],
+) -> dict[str, ClassVerdict]:
+    """Each class by its own targets."""
+    found = {}
+    for number, slo in enumerate(slos):
+        targets = []
+        for name in ("ttft", "tpot", "e2e"):
+            target = getattr(slo, name)
+            values = [_of_class(run, index, number, name) for run, index in zip(results.runs, classes, strict=True)]
+            if target is None or not sum(len(part) for part in values):
+                continue
+            value_ms = percentile_interval(values, target.percentile).value * 1e3
+            if np.isfinite(value_ms):
+                label = f"{name.upper()} p{target.percentile:g}"
+                targets.append(ClassTarget(name=label, value_ms=_tidy(value_ms), limit_ms=target.seconds * 1e3))
+        kept = zip(results.runs, classes, met, strict=True)
+        own = [values[index[run.warmup :] == number].astype(np.float64) for run, index, values in kept]
+        if any(len(values) for values in own):
+            verdict = ClassVerdict(targets=tuple(targets), attainment=_estimate(share_interval(own), 1.0))
+            found[inputs.workload.classes[number].name] = verdict
+    return found
 
 
 def _met(run: Run, classes: NDArray[np.int64], slos: Sequence[Slo]) -> BoolArray:
@@ -190,6 +222,8 @@ def _exceeds(name: str, percentile: float, interval: Interval, limit_s: float) -
     value, high = interval.value * 1e3, interval.high * 1e3
     if not np.isfinite(value):
         return f"{name} p{percentile:g}: requests were rejected or never finished"
+    if not np.isfinite(high) and value <= limit_s * 1e3:
+        return f"{name} p{percentile:g} {value:.0f} ms, of {limit_s * 1e3:g} ms: too few requests to be sure"
     up_to = f" (up to {high:.0f})" if np.isfinite(high) else ""
     return f"{name} p{percentile:g} {value:.0f} ms{up_to} > {limit_s * 1e3:g} ms"
 

@@ -116,8 +116,8 @@ class SglangEngine:
                 argv += ["--prefill", member.url, str(member.ports.bootstrap)]
             for member in decode:
                 argv += ["--decode", member.url]
-            argv += ["--prefill-policy", "cache_aware", "--decode-policy", "power_of_two"]
+            argv += ["--prefill-policy", cluster.entry_policy, "--decode-policy", "power_of_two"]
         else:
-            argv += ["--worker-urls", *[member.url for member in colocated], "--policy", "cache_aware"]
+            argv += ["--worker-urls", *[member.url for member in colocated], "--policy", cluster.entry_policy]
         check_options("sglang-router", ROUTER_VERSION, argv)
         return Command(tuple(argv))

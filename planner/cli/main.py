@@ -5,6 +5,8 @@ Exit codes: 0 a plan was found or the job was done, 1 an error, 2 wrong usage, 3
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from typing import Annotated
@@ -87,6 +89,7 @@ app.add_typer(catalog.app, name="catalog", rich_help_panel=FACTS)
 
 def run() -> None:
     """Entry point of the `planner` script: every deliberate error becomes a message on stderr and an exit code."""
+    _tame_streams()
     try:
         app()
     except SplitplanError as error:
@@ -98,3 +101,17 @@ def run() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.stderr.write("error: cannot write the output: no space left\n")
+        sys.exit(1)
+
+
+def _tame_streams() -> None:
+    """Output that is closed goes nowhere, and characters that a terminal's encoding lacks are replaced, not fatal."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (it stays open as long as the process)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 JSON_SCHEMA_VERSION = 1
+PIPED_WIDTH = 120
+NARROWEST = 40
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
 
@@ -43,5 +45,7 @@ def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else 120
+    width = None if stream.isatty() else PIPED_WIDTH
+    if os.environ.get("COLUMNS", "").isdecimal():
+        width = max(int(os.environ["COLUMNS"]), NARROWEST)
     return Console(stderr=stderr, width=width, highlight=False, soft_wrap=not stream.isatty())

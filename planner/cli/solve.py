@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from splitplan.catalogs.errors import InputError, Problem, UsageError
 from splitplan.planner.cli.output import JsonFlag, note, print_json, stdout_console
 
 
@@ -62,6 +65,12 @@ def solve(
     from splitplan.planner.report import print_plan
     from splitplan.planner.solve import answer
 
+    for name, limit in (("--budget", budget), ("--max-power", max_power)):
+        if limit is not None and not math.isfinite(limit):
+            raise UsageError(f"{name} is {limit:g}: leave it out for no limit")
+    if output is not None and not output.parent.is_dir():
+        problem = Problem("no such folder", str(output.parent), next_step=f"mkdir -p {shlex.quote(str(output.parent))}")
+        raise InputError(problem)
     question = Question(
         model=model,
         fleet=fleet,
@@ -91,4 +100,4 @@ def solve(
     if json:
         print_json("Plan", found.plan.model_dump(mode="json"))
     else:
-        print_plan(stdout_console(), found.plan, found.inputs, saved_as=str(output or "plan.yaml"))
+        print_plan(stdout_console(), found.plan, found.inputs, saved_as=str(output or ""))

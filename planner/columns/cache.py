@@ -37,7 +37,7 @@ def cached_columns(key_parts: object, compute: Callable[[], ColumnSet]) -> Colum
     path = folder / f"{_key(key_parts)}.npz"
     try:
         return _load(path)
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
         found = compute()
         _save(path, found)
         return found

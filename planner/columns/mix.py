@@ -66,14 +66,14 @@ class RequestMix:
 
 
 def request_mix(
-    requests: Requests, slos: Sequence[Slo], *, max_position: int, front_end_s: FloatArray | float = 0.0
+    requests: Requests, slos: Sequence[Slo], *, max_model_len: int, front_end_s: FloatArray | float = 0.0
 ) -> RequestMix:
     """Build the mix from sampled requests and the SLO of each class; `front_end_s` [n] is taken off the TTFT limits.
 
-    `max_model_len` is the longest request of the sample, rounded up to 1,024 tokens, at most the model's own limit.
+    A request of one token has no TPOT, so no limit holds for it.
     """
     gaps = np.diff(requests.arrival_s, prepend=0.0)
-    longest = int((requests.input_tokens + requests.output_tokens).max())
+    tpot_limit_s = _limits([slo.tpot for slo in slos])[requests.class_index]
     return RequestMix(
         gap=gaps / max(float(gaps.mean()), 1e-12),
         input_tokens=requests.input_tokens.astype(np.float64),
@@ -82,10 +82,10 @@ def request_mix(
         class_index=requests.class_index,
         num_classes=len(slos),
         ttft_limit_s=_limits([slo.ttft for slo in slos])[requests.class_index] - front_end_s,
-        tpot_limit_s=_limits([slo.tpot for slo in slos])[requests.class_index],
+        tpot_limit_s=np.where(requests.output_tokens > 1, tpot_limit_s, np.inf),
         ttft_miss_share=_miss_share([slo.ttft for slo in slos], slos),
         tpot_miss_share=_miss_share([slo.tpot for slo in slos], slos),
-        max_model_len=min(-(-longest // 1024) * 1024, max_position),
+        max_model_len=max_model_len,
     )
 
 

@@ -16,6 +16,7 @@ from splitplan.planner.question import Question, question_of
 from splitplan.planner.repair import Outcome, Workshop
 from splitplan.planner.review.diff import shape_of, slots_of
 from splitplan.planner.review.moves import Move, Unit, order_moves
+from splitplan.planner.review.replay import plan_deployment
 from splitplan.planner.study import Study, prepare
 from splitplan.planner.verify import Effort, Judge, default_effort
 
@@ -58,11 +59,32 @@ def replan(running: Plan, wanted: Wanted, *, effort: Effort | None = None) -> Re
     )
     study = replace(study, problem=problem)
     judge = Judge(study.inputs, effort or default_effort())
-    shop, options, outcome = _first_that_passes(running, study, judge)
+    kept = _still_good(running, study, judge)
+    try:
+        shop, options, outcome = _first_that_passes(running, study, judge)
+    except NoPlanError:
+        if kept is None:
+            raise
+        return kept
     plan = emit_plan(study, shop, outcome, [Variant("", options, outcome)])
     assert outcome.found is not None, "an outcome that passed has a plan"
     after = [Unit(seat.column.name, seat.slots) for seat in outcome.found.assignment.seats]
-    return _with_moves(running, plan, after, study, shop.corrections)
+    found = _with_moves(running, plan, after, study, outcome.corrections)
+    saved = running.usd_per_hour - plan.usd_per_hour
+    if kept is not None and study.inputs.question.program.objective == "cost" and saved <= price * len(found.moves):
+        return kept
+    return found
+
+
+def _still_good(running: Plan, study: Study, judge: Judge) -> Replan | None:
+    """The running plan as the answer, if all of it still stands and passes what is asked now."""
+    if len(study.problem.running) < sum(len(pool.instances) for pool in running.pools):
+        return None
+    verdict, _ = judge.verify(plan_deployment(running, study.inputs))
+    if not verdict.passed:
+        return None
+    plan = running.model_copy(update={"inputs": study.inputs.recorded(), "verification": verdict})
+    return Replan(plan, (), ("what runs now still meets the targets, and no change pays for its moves",))
 
 
 def _first_that_passes(running: Plan, study: Study, judge: Judge) -> tuple[Workshop, ProgramOptions, Outcome]:
@@ -77,8 +99,7 @@ def _first_that_passes(running: Plan, study: Study, judge: Judge) -> tuple[Works
     reasons: list[Problem] = []
     for learned in (dict(running.corrections), {}):
         for options in ways:
-            shop = Workshop(study.inputs, study.problem, judge)
-            shop.corrections.factor = dict(learned)
+            shop = Workshop(study.inputs, study.problem, judge, start=Corrections(dict(learned)))
             outcome = shop.best(options)
             if outcome.passed:
                 return shop, options, outcome

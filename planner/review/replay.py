@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from splitplan.catalogs.errors import InputError, Problem, shorten
 from splitplan.planner.columns.hosts import HostKind, host_kinds
 from splitplan.planner.columns.shapes import Shape
 from splitplan.planner.columns.steps import StepLibrary
@@ -39,17 +40,34 @@ def replay(
     inputs = load_inputs(question)
     refuse_changes(plan, inputs, besides=("workload",) if workload or rate_req_per_s is not None else ())
     effort = replace(default_effort(), verify_requests=num_requests, num_seeds=num_seeds)
-    return Judge(inputs, effort).verify(plan_deployment(plan, inputs))[0]
+    shortest = min(pool.max_model_len for pool in plan.pools)
+    return Judge(inputs, effort, max_model_len=shortest).verify(plan_deployment(plan, inputs))[0]
 
 
 def plan_deployment(plan: Plan, inputs: SolveInputs) -> Deployment:
     """The saved plan's instances as the simulator runs them, with step models built anew from the profiles."""
+    _check_places(plan, inputs)
     library = StepLibrary(inputs.model, inputs.engine, inputs.profiles)
     hosts = host_kinds(inputs.fleet)
     steps = {pool.name: library(_shape(pool, hosts, inputs)) for pool in plan.pools}
     roles = {pool.role for pool in plan.pools}
     share = plan.colocated_share if plan.colocated_share is not None else float(roles == {"colocated"})
     return deployment_of(plan.pools, plan.routes, steps, inputs, colocated_share=share)
+
+
+def _check_places(plan: Plan, inputs: SolveInputs) -> None:
+    """Raise InputError for instances on nodes or GPUs that the fleet does not have."""
+    nodes = {node.name: node for node in inputs.fleet.nodes}
+    problems = []
+    for pool in plan.pools:
+        for instance in pool.instances:
+            for slot in instance.gpus:
+                node = nodes.get(slot.node)
+                if node is None or node.gpu != pool.gpu or slot.index >= node.num_gpus:
+                    what = f"{instance.name} stands on GPU {slot.index} of {shorten(slot.node)}, a {pool.gpu}"
+                    problems.append(Problem(f"{what}, which fleet {inputs.fleet.name} does not have"))
+    if problems:
+        raise InputError(problems)
 
 
 def _shape(pool: Pool, hosts: list[HostKind], inputs: SolveInputs) -> Shape:

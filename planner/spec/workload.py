@@ -133,11 +133,15 @@ class Workload:
         return replace(self.at_rate(self.hourly_req_per_s[hour]), hourly_req_per_s=())
 
 
+LOWEST_RATE, HIGHEST_RATE = 1e-4, 1e6
+"""Requests per second that a plan can be made for: one in three hours, and more than any fleet serves."""
+
+
 def check_rate(rate_req_per_s: float, *, where: str = "", key: str = "rate") -> None:
     """Raise InputError unless the rate is a positive, finite number of requests per second."""
-    if not (math.isfinite(rate_req_per_s) and rate_req_per_s > 0):
-        message = f"is {rate_req_per_s:g} requests per second"
-        raise InputError(Problem(message, where, key, "a finite number above 0, in requests per second"))
+    if not LOWEST_RATE <= rate_req_per_s <= HIGHEST_RATE:
+        expected = f"a finite number above 0, in requests per second ({LOWEST_RATE:g} to {HIGHEST_RATE:g})"
+        raise InputError(Problem(f"is {rate_req_per_s:g} requests per second", where, key, expected))
 
 
 def load_workload(

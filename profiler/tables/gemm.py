@@ -75,7 +75,7 @@ class GemmTable:
             weight = at_n.weight if side else 1.0 - at_n.weight
             rows = np.minimum(at_n.low + side, len(self.log_n) - 1)
             correction += weight * self._along_m(rows, at_k, log_m, log_n)
-        basis = basis_of([at_n, at_k, place(self.log_m, log_m)], self.basis)
+        basis = np.array(basis_of([at_n, at_k, place(self.log_m, log_m)], self.basis))
         for (line_n, line_k), line in self.lines.items():
             here = (n == line_n) & (k == line_k)
             if here.any():

@@ -135,14 +135,21 @@ def test_a_fleet_without_nics_still_plans_inside_its_nodes(planner: Callable[...
     assert "NIC" in ran.out
 
 
+def test_requests_longer_than_the_context_are_refused(planner: Callable[..., object], tmp_path: Path) -> None:
+    """A model of 2,048 tokens cannot serve prompts of 3,000, however many GPUs there are."""
+    ran = ask(planner, tmp_path, model="opt-13b", workload="fixed:3000/10")
+    assert ran.code == 1
+    assert "longer than" in ran.err
+    assert "2,048" in ran.err
+
+
+def test_a_folder_that_is_not_there_is_said_before_anything_is_solved(planner: Callable[..., object]) -> None:
+    ran = planner("solve", *[part for pair in GOOD.items() for part in pair], "-o", "/no/such/folder/plan.yaml")
+    assert ran.code == 1
+    assert "mkdir -p /no/such/folder" in ran.err
+
+
 def test_an_option_that_is_missing_is_usage(planner: Callable[..., object]) -> None:
     ran = planner("solve", "--model", "llama-3.1-8b")
     assert ran.code == 2
     assert "--fleet" in ran.err
-
-
-def test_a_plan_that_cannot_be_written_is_said(planner: Callable[..., object]) -> None:
-    options = [part for pair in GOOD.items() for part in pair]
-    ran = planner("solve", *options, "-o", "/no/such/folder/plan.yaml")
-    assert ran.code == 1
-    assert "/no/such/folder" in ran.err

@@ -77,8 +77,8 @@ def test_racks_nodes_and_gpus_are_drawn() -> None:
     text = drawn(a_plan(problem), fleet)
     assert "rack r0" in text
     assert "n0  8 x h100-sxm  (1 idle, 1 not ours)" in text
-    assert "prefill-0  TP4  GPU 0-3  100 %" in text
-    assert "decode-0  TP2  GPU 4-5  100 %" in text
+    assert "prefill-0  TP4  GPU 0-3  100 % of prefill" in text
+    assert "decode-0  TP2  GPU 4-5  100 % of decode" in text
     assert "n1  8 x h100-sxm  (8 idle)" in text
     assert "prefill-0  TP4  GPU 0-3" in drawn(a_plan(problem))
 

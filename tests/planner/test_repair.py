@@ -35,12 +35,13 @@ def test_corrections_multiply_the_work_of_their_column_only(shop: Workshop) -> N
 
 def test_columns_judged_far_too_well_are_corrected_until_the_plan_passes(shop: Workshop) -> None:
     """Start with every column promising four times what it can: the loop still ends with a plan that passes."""
-    shop.corrections = Corrections({column.name: 0.25 for column in shop.problem.columns})
+    shop.start = Corrections({column.name: 0.25 for column in shop.problem.columns})
     outcome = shop.best(ProgramOptions(mode="colocated", max_kinds=1))
     assert outcome.passed
     assert outcome.found is not None
+    shop.start = Corrections()
     used = {item.column for item in outcome.found.solution.placed}
-    assert all(shop.corrections.factor[name] > 0.5 for name in used)
+    assert all(outcome.corrections.factor[name] > 0.5 for name in used)
 
 
 def test_a_plan_that_passed_serves_every_variant_that_allows_it(shop: Workshop) -> None:

@@ -75,8 +75,9 @@ def test_a_damaged_file_is_computed_again(own_cache: Path) -> None:
     """Half a file on disk is no error and no answer."""
     cached_columns("key", column_set)
     (file,) = own_cache.glob("*.npz")
-    file.write_bytes(file.read_bytes()[:1000])
-    assert cached_columns("key", column_set).considered == 12
+    for damage in (file.read_bytes()[:1000], b"", b"garbage"):
+        file.write_bytes(damage)
+        assert cached_columns("key", column_set).considered == 12
 
 
 def test_a_folder_that_cannot_be_written_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
