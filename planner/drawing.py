@@ -40,9 +40,8 @@ def _add_node(branch: Tree, name: str, kind: str, entries: Iterable[tuple[Instan
         indices = [slot.index for slot in instance.gpus if slot.node == name]
         shape = f"TP{pool.tensor_parallel}" + (f" PP{pool.pipeline_parallel}" if pool.pipeline_parallel > 1 else "")
         style = ROLE_STYLES[pool.role]
-        leaf.add(
-            f"[{style}]{instance.name}[/{style}]  {shape}  GPU {index_ranges(indices)}  {100 * instance.share:.0f} % of {pool.role}"
-        )
+        share = f"{100 * instance.share:.0f} % of {pool.role}"
+        leaf.add(f"[{style}]{instance.name}[/{style}]  {shape}  GPU {index_ranges(indices)}  {share}")
 
 
 def _idle(node: Node, entries: Iterable[tuple[Instance, Pool]]) -> str:

@@ -162,7 +162,8 @@ def pool_text(pool: Pool) -> str:
         text += f" EP{pool.expert_parallel}"
     if pool.role == "decode":
         return f"{text} (batch {pool.max_num_seqs})"
-    return f"{text} ({pool.role}, chunk {pool.max_num_batched_tokens})"
+    how = "colocated, " if pool.role == "colocated" else ""
+    return f"{text} ({how}chunk {pool.max_num_batched_tokens})"
 
 
 def _pair(figures: dict[str, Estimate], percentile: str) -> str:

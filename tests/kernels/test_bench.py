@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch", reason="needs torch (extra gpu)")
+pytest.importorskip("triton", reason="needs triton (extra gpu)")
+
 from splitplan.catalogs.errors import ProfileError
 
 SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "kernels" / "bench.py"

@@ -223,7 +223,7 @@ def test_a_job_serves_is_seen_and_is_cancelled(lab: Path, start: Start, plan_fil
 
 def test_each_step_gets_gpus_of_its_own(lab: Path, tmp_path: Path) -> None:
     """Two instances of two GPUs on one node see four different devices."""
-    both = lab_plan(prefill_nodes=("h100-0", "h100-0"))
+    both = lab_plan(prefill_nodes=("h100-0", "h100-1"))
     prefill = both.pools[0]
     second = prefill.instances[1].model_copy(update={"gpus": slots(("h100-0", (2, 3)))})
     pools = (prefill.model_copy(update={"instances": (prefill.instances[0], second)}), both.pools[1])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from splitplan.catalogs.gpus import find_gpu
 from splitplan.catalogs.links import find_link
+from splitplan.profiler.profile import Basis
 from splitplan.profiler.query import OpTimes
 from splitplan.profiler.store import find_profile
 
@@ -73,3 +75,13 @@ def test_operation_sums_are_within_a_tenth_of_another_tools(
     decode_s = float(ops(gpu).decode_attention(32, 4096, **shape).seconds)
     assert step_ms(gpu, link, model, tp, 4096, prefill_s, 1) == pytest.approx(prefill_ms, rel=0.1)
     assert step_ms(gpu, link, model, tp, 32, decode_s, 32) == pytest.approx(decode_ms, rel=0.1)
+
+
+def test_experts_of_an_fp8_checkpoint_are_read_where_they_were_measured() -> None:
+    """DeepSeek-V3's experts were measured with block scales only: plain fp8 must not be scaled from another model's."""
+    ops = OpTimes(find_profile("h200-sxm", "vllm"), find_gpu("h200"))
+    shape = {"hidden": 7168, "inter": 2048, "topk": 8, "num_experts": 256, "tp": 8, "ep": 1}
+    plain = ops.moe([32.0, 256.0], dtype="fp8", **shape)
+    block = ops.moe([32.0, 256.0], dtype="fp8_block", **shape)
+    np.testing.assert_array_equal(plain.seconds, block.seconds)
+    assert set(block.basis) == {Basis.MEASURED}
