@@ -43,23 +43,23 @@ class Effort:
 
 
 FAST = Effort(
-    screen_requests=6_000,
-    verify_requests=20_000,
+    screen_requests=4_000,
+    verify_requests=16_000,
     num_seeds=3,
     max_attempts=14,
-    max_probes=6,
-    rate_probes=4,
+    max_probes=5,
+    rate_probes=3,
     form="numba",
 )
 """With the compiled simulator (extra [fast])."""
 
 PLAIN = Effort(
-    screen_requests=1_500,
-    verify_requests=3_000,
+    screen_requests=1_200,
+    verify_requests=2_500,
     num_seeds=2,
     max_attempts=10,
-    max_probes=3,
-    rate_probes=3,
+    max_probes=2,
+    rate_probes=2,
     form="python",
 )
 """In plain Python: fewer requests, and so wider intervals, which are shown."""
