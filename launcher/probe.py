@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from splitplan.catalogs.errors import LaunchError, Problem, shorten
 from splitplan.launcher.mock.router import DECODE_HEADER, PREFILL_HEADER
@@ -32,6 +33,7 @@ METRICS_LAG_S = 15.0
 """Engines publish some counters only now and then."""
 
 TIMEOUT_S = 120.0
+DISCOVERY_S = 20.0  # that a Dynamo front end may take to hear of workers that are ready
 PARALLEL_REQUESTS = 8
 REQUEST_COUNTER = "vllm:request_success_total"
 TRANSFER_COUNTER = "vllm:nixl_bytes_transferred_count"
@@ -154,6 +156,18 @@ def _growth_of(
         time.sleep(0.5)
 
 
+def _post(url: str, body: Mapping[str, object], *, patience_s: float) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """POST, again while a front end that answers "ready" has yet to hear of its workers (HTTP 503)."""
+    give_up_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return post_json(url, body, timeout_s=TIMEOUT_S)
+        except urllib.error.HTTPError as error:
+            if error.code != 503 or time.monotonic() >= give_up_s:
+                raise
+        time.sleep(0.5)
+
+
 def _ask(
     url: str,
     model: str,
@@ -176,7 +190,7 @@ def _ask(
     if is_dynamo:
         body["nvext"] = {"extra_fields": ["worker_id"]}
     try:
-        document, headers = post_json(f"{url}/v1/completions", body, timeout_s=TIMEOUT_S)
+        document, headers = _post(f"{url}/v1/completions", body, patience_s=DISCOVERY_S if is_dynamo else 0.0)
         workers = (document.get("nvext") or {}).get("worker_id") or {}
         prefill = headers.get(PREFILL_HEADER) or str(workers.get("prefill_worker_id") or "")
         decode = headers.get(DECODE_HEADER) or str(workers.get("decode_worker_id") or "")
