@@ -49,11 +49,8 @@ def candidate(problem: ProgramInput, solution: ProgramSolution, inputs: SolveInp
     total = sum(rates.get(role, 0.0) for role in ("prefill", "colocated"))
     colocated_share = rates.get("colocated", 0.0) / total if total > 0 else 0.0
     used = [name for name in dict.fromkeys(item.column for item in solution.placed) if assignment.instances.get(name)]
-    pools = tuple(
-        _pool(columns[name], assignment.instances[name], solution, inputs, used_names)
-        for used_names in [_pool_names([columns[name] for name in used])]
-        for name in used
-    )
+    names = _pool_names([columns[name] for name in used])
+    pools = tuple(_pool(columns[name], assignment.instances[name], solution, inputs, names) for name in used)
     steps = {pool.name: columns[name].step for pool, name in zip(pools, used, strict=True)}
     deployment = deployment_of(pools, assignment.routes, steps, inputs, colocated_share=colocated_share)
     routes = timed_routes(pools, assignment.routes, deployment)

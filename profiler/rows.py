@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TextIO
+from typing import Literal, Protocol, TextIO
 
 import numpy as np
 
@@ -197,13 +197,3 @@ def _notes(rows: list[Row], measured: list[Row]) -> list[str]:
 
 def _percent(spread: list[float]) -> str:
     return f"{100 * spread[len(spread) // 2]:.1f} %" if spread else "0 %"
-
-
-def measured_times(rows: Iterable[Row]) -> dict[str, float]:
-    """Median seconds by point key, of the measured rows."""
-    return {row.key: row.median_s for row in rows if row.median_s is not None}
-
-
-def row_document(row: Row) -> dict[str, Any]:
-    """A row as JSON data."""
-    return asdict(row)

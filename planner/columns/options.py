@@ -23,6 +23,3 @@ class ColumnOptions:
     kv_dtype: str = ""  # "": 16 bit
     memory_fraction: float = 0.0  # 0: the engine's default
     max_pipeline_parallel: int = 4
-    capacity_quantile: float = (
-        0.0  # 0: plan on the expected step times; 0.9: on times slower than nine in ten predictions
-    )
