@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from splitplan.catalogs.errors import Problem, SolverError
 from splitplan.planner.columns.column import ROLES, Column
+from splitplan.planner.pipeline_seats import StageSeat, deal_stages
 from splitplan.planner.plan import GpuSlot, Instance, Route
 from splitplan.planner.program.types import Flow, Placed, ProgramInput, ProgramSolution, Running
 from splitplan.planner.routes import route_instances
@@ -57,11 +58,15 @@ class Assignment:
 def assign(problem: ProgramInput, solution: ProgramSolution) -> Assignment:
     """Place a solution. Raises SolverError if its groups of GPUs cannot be placed, which a verified solution's can."""
     columns = {column.name: column for column in problem.columns}
-    seats: list[Seat] = []
-    for location in fleet_locations(problem.fleet, solution.granularity):
-        here = [placed for placed in solution.placed if placed.location == location.name]
-        if here:
-            seats += _seat_location(location, here, columns, solution.flows, problem.running)
+    places = fleet_locations(problem.fleet, solution.granularity)
+    try:
+        seats = _seats(
+            problem, solution, columns, places, deal_stages(solution.placed, columns, places, problem.running)
+        )
+    except SolverError:
+        if not any(placed.stages for placed in solution.placed) or not problem.running:
+            raise
+        seats = _seats(problem, solution, columns, places, deal_stages(solution.placed, columns, places, ()))
     seats = _named(seats, solution)
     routes, loads = route_instances(problem, solution, seats)
     total = {role: sum(sum(seat.rate_req_per_s) for seat in seats if seat.column.role == role) for role in ROLES}
@@ -70,6 +75,32 @@ def assign(problem: ProgramInput, solution: ProgramSolution) -> Assignment:
         for name in dict.fromkeys(placed.column for placed in solution.placed)
     }
     return Assignment(instances, routes, tuple(seats), loads)
+
+
+def _seats(
+    problem: ProgramInput,
+    solution: ProgramSolution,
+    columns: Mapping[str, Column],
+    places: Sequence[Location],
+    stages: Sequence[StageSeat],
+) -> list[Seat]:
+    """Every instance on its GPUs, location by location; mixed pipelines are put together at the end."""
+    seats: list[Seat] = []
+    slots = {(stage.instance, stage.stage): stage.slots for stage in stages if stage.slots}
+    held = {slot for own in slots.values() for slot in own}
+    for location in places:
+        here = [placed for placed in solution.placed if placed.location == location.name and not placed.stages]
+        visits = [stage for stage in stages if stage.location == location.name and not stage.slots]
+        if here or visits:
+            found, pieces = _seat_location(location, here, columns, solution.flows, problem.running, visits, held)
+            seats += found
+            slots |= pieces
+    by_name = {location.name: location for location in places}
+    for first in stages:
+        if first.stage == 0:
+            own = tuple(slots[first.instance, number] for number in range(len(first.column.stages)))
+            seats.append(Seat("", first.column, by_name[first.home], own, first.rate_req_per_s))
+    return seats
 
 
 def _instance(seat: Seat, total_rate: float) -> Instance:
@@ -108,6 +139,10 @@ class _Group:
     instance: int
     size: int
     rate_req_per_s: tuple[float, ...]
+    stage: int = -1  # of a mixed pipeline, whose other stages stand elsewhere
+
+
+Pieces = dict[tuple[int, int], tuple[Slot, ...]]  # (instance, stage) of mixed pipelines → its GPUs
 
 
 def _seat_location(
@@ -116,24 +151,30 @@ def _seat_location(
     columns: Mapping[str, Column],
     flows: Iterable[Flow],
     running: Iterable[Running],
-) -> list[Seat]:
+    visits: Sequence[StageSeat],
+    held: set[Slot],
+) -> tuple[list[Seat], Pieces]:
     """What runs keeps its GPUs; the rest is placed around it, or everything anew where that does not fit."""
     partners = _partners(flows, location.name)
-    kept = _kept_seats(location, here, columns, running)
-    around = _seat_around(location, here, columns, partners, kept)
+    kept = _kept_seats(location, here, columns, running, held)
+    around = _seat_around(location, here, columns, partners, kept, visits, held)
     if around is None and kept:
         kept = []
-        around = _seat_around(location, here, columns, partners, kept)
+        around = _seat_around(location, here, columns, partners, kept, visits, held)
     if around is None:
         raise SolverError(Problem(f"the instances planned for {location.name} do not fit its NVLink domains"))
-    return [*kept, *around]
+    return [*kept, *around[0]], around[1]
 
 
 def _kept_seats(
-    location: Location, here: Sequence[Placed], columns: Mapping[str, Column], running: Iterable[Running]
+    location: Location,
+    here: Sequence[Placed],
+    columns: Mapping[str, Column],
+    running: Iterable[Running],
+    held: set[Slot],
 ) -> list[Seat]:
     """Running instances of planned columns on free GPUs of this location, no more than are planned."""
-    free = {slot for domain in location.domains for slot in domain.slots}
+    free = {slot for domain in location.domains for slot in domain.slots} - held
     seats = []
     for placed in here:
         column, left = columns[placed.column], placed.instances
@@ -160,9 +201,11 @@ def _seat_around(
     columns: Mapping[str, Column],
     partners: Mapping[str, set[str]],
     kept: Sequence[Seat],
-) -> list[Seat] | None:
+    visits: Sequence[StageSeat],
+    held: set[Slot],
+) -> tuple[list[Seat], Pieces] | None:
     by_name = {node.name: node for node in location.nodes}
-    taken = {slot for seat in kept for slot in seat.slots}
+    taken = {slot for seat in kept for slot in seat.slots} | held
     rooms = []
     for domain in location.domains:
         nodes = tuple(by_name[name] for name in dict.fromkeys(node for node, _ in domain.slots))
@@ -171,22 +214,32 @@ def _seat_around(
             for root in dict.fromkeys(_root_of(slot, nodes) for slot in seat.slots if slot in domain.slots):
                 room.roles_on_root.setdefault(root, []).append(seat.column.role)
         rooms.append(room)
-    groups = _groups(location, here, columns, kept)
+    groups = _groups(location, here, columns, kept, visits)
     chosen = _choose_rooms(groups, rooms, partners)
     if chosen is None:
         return None
     stages: dict[int, list[tuple[Slot, ...]]] = {}
+    pieces: Pieces = {}
     for group, number in zip(groups, chosen, strict=True):
-        stages.setdefault(group.instance, []).append(_take(rooms[number], group))
-    first = {group.instance: group for group in reversed(groups)}
-    return [
+        slots = _take(rooms[number], group)
+        if group.stage >= 0:
+            pieces[group.instance, group.stage] = slots
+        else:
+            stages.setdefault(group.instance, []).append(slots)
+    first = {group.instance: group for group in reversed(groups) if group.stage < 0}
+    seats = [
         Seat("", first[number].column, location, tuple(stages[number]), first[number].rate_req_per_s)
         for number in sorted(stages)
     ]
+    return seats, pieces
 
 
 def _groups(
-    location: Location, here: Sequence[Placed], columns: Mapping[str, Column], kept: Sequence[Seat]
+    location: Location,
+    here: Sequence[Placed],
+    columns: Mapping[str, Column],
+    kept: Sequence[Seat],
+    visits: Sequence[StageSeat],
 ) -> list[_Group]:
     """Groups of GPUs still to place, the largest first; stages of one instance stay next to each other."""
     groups, number = [], 0
@@ -198,6 +251,10 @@ def _groups(
         for _ in range(placed.instances - sum(seat.column.name == placed.column for seat in kept)):
             groups += [_Group(column, number, size, rates)] * count
             number += 1
+    groups += [
+        _Group(visit.column, visit.instance, visit.column.tensor_parallel, visit.rate_req_per_s, visit.stage)
+        for visit in visits
+    ]
     return sorted(groups, key=lambda group: -group.size)
 
 
@@ -242,7 +299,7 @@ def _preference(
 ) -> tuple[int, int, int, int, int]:
     """Smaller is better: beside the other stages, away from its own kind, near partners, tight, first."""
     name = group.column.name
-    same_instance = sum(other.instance == group.instance for other in standing[room])
+    same_instance = sum(other.instance == group.instance and other.column.name == name for other in standing[room])
     same_kind = sum(other.column.name == name and other.instance != group.instance for other in standing[room])
     friends = sum(other.column.name in partners.get(name, ()) for other in standing[room])
     return (-same_instance, same_kind, -friends, space[room] % group.size, room)

@@ -9,7 +9,8 @@ Sets
     s ∈ S        services: every hour of the day, and every hour with each failure domain gone
 
 Variables
-    n[c,ℓ] ∈ ℤ₊          instances
+    n[c,ℓ] ∈ ℤ₊          instances; of a pipeline that mixes GPU types, where its first stage stands
+    y[c,p,ℓ] ∈ ℤ₊        stages of part p (one GPU type) of mixed pipelines at ℓ (only where its rack gives a choice)
     q[F,p] ∈ ℤ₊          domains with F free GPUs cut by pattern p (only where sizes do not divide each other)
     r[g,t] ≥ 0           GPUs of type g bought at price tier t (only where kinds of price are mixed)
     k[c,ℓ] ≤ n[c,ℓ]      running instances that stay (only where something runs)
@@ -20,7 +21,8 @@ Variables
 Constraints (in the order of `constraints.py`)
     demand[b]            Σ_{c ∈ prefill ∪ colocated, ℓ} x[b,c,ℓ] = σ · rate_b
     instance_time[c,ℓ]   Σ_b work[b,c] · x[b,c,ℓ] ≤ n[c,ℓ]             time, slots and KV tokens are inside work[b,c]
-    gpus_fit[ℓ,g]        Σ_{c: size ≥ g} (size_c / g) · n[c,ℓ] ≤ groups of g free GPUs at ℓ
+    gpus_fit[ℓ,g]        Σ_{c: size ≥ g} (size_c / g) · n[c,ℓ] ≤ groups of g free GPUs at ℓ, and y alike
+    stages[c,p,ρ]        Σ_{ℓ ∈ ρ} y[c,p,ℓ] = stages_{c,p} · Σ_{ℓ ∈ ρ} n[c,ℓ]     stages stay inside one rack
     kv_leaves[b,f,ℓ]     Σ_{c ∈ f} x[b,c,ℓ] = Σ_{k from f} stay + up
     kv_arrives[b,f,ℓ]    Σ_{c ∈ f} x[b,c,ℓ] = Σ_{k to f} stay + down
     kv_up[b,k,v]         Σ_{u: P(u) = v} up[b,k,u] = stay[b,k,v] + up[b,k,v]       and kv_down alike
@@ -42,6 +44,8 @@ too, and its bound is the proof.
 
 Sizes that divide each other fill domains exactly whatever the order: each larger group uses a whole number of smaller
 ones, so counting groups per size is enough. A pipeline whose stages do not fit one domain takes one group per stage.
+A pipeline that mixes GPU types takes groups of each of its types in one rack; which of them make one instance is dealt
+afterwards, so that no pairs of locations are needed. GPUs, dollars and watts are counted where the groups stand.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from splitplan.planner.columns.column import Column
-from splitplan.planner.program import constraints, money
+from splitplan.planner.program import constraints, money, pipelines
 from splitplan.planner.program.linear import LinearModel
 from splitplan.planner.program.reduce import Families, families
 from splitplan.planner.program.types import FloatArray, ProgramInput
@@ -70,6 +74,23 @@ class Atoms:
 
     size: int
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """GPUs at a location: `groups` groups of `size`, each inside one NVLink domain, for each unit of the variable."""
+
+    variable: int
+    index: int  # column
+    part: int  # of the column
+    place: int
+    groups: int
+    size: int
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs for each unit of the variable."""
+        return self.groups * self.size
 
 
 @dataclass(slots=True)
@@ -98,7 +119,7 @@ class Program:
     parents: dict[Vertex, Vertex]
     model: LinearModel
     n: dict[tuple[int, int], int]
-    atoms: dict[tuple[int, int], Atoms]
+    uses: list[Use]
     services: list[Service]
     bought: dict[PriceTier, int] = field(default_factory=dict)  # GPUs by price tier
     kept: dict[tuple[int, int], int] = field(default_factory=dict)  # running instances that stay
@@ -146,7 +167,7 @@ def build_program(
         link_tree(locations),
         LinearModel(),
         {},
-        {},
+        [],
         [],
         open_ended=open_ended,
     )
@@ -217,6 +238,9 @@ def define_instances(
     for index, column in enumerate(program.columns):
         if not np.any(np.isfinite(column.work_s_per_request)):
             continue
+        if column.stages:
+            pipelines.define_mixed(program, index, counts, free_racks)
+            continue
         for place, location in enumerate(program.locations):
             fixed = counts is not None and location.rack not in free_racks
             if fixed and counts is not None and (index, location.name) not in counts:
@@ -229,7 +253,7 @@ def define_instances(
                 low = most = counts[index, location.name]
             name = f"instances[{column.name}, {location.name}]"
             program.n[index, place] = program.model.add_variable(name, low, most, integer=True)
-            program.atoms[index, place] = atoms
+            program.uses.append(Use(program.n[index, place], index, 0, place, atoms.count, atoms.size))
 
 
 def service_states(program: Program) -> list[tuple[str, FloatArray, frozenset[int]]]:

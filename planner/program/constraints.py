@@ -14,22 +14,22 @@ from splitplan.planner.program.reduce import parse_filter
 from splitplan.planner.spec.fleet import Rack
 
 if TYPE_CHECKING:
-    from splitplan.planner.program.build import Atoms, FlowKey, Program, Service, Vertex
+    from splitplan.planner.program.build import FlowKey, Program, Service, Use, Vertex
     from splitplan.planner.topology import Location
 
 
 def define_gpus_fit(program: Program) -> None:
     """Groups of GPUs inside NVLink domains: per size where sizes divide each other, else by cutting patterns."""
-    here: dict[int, list[tuple[int, Atoms]]] = {}
-    for (index, place), atoms in program.atoms.items():
-        here.setdefault(place, []).append((program.n[index, place], atoms))
+    here: dict[int, list[Use]] = {}
+    for use in program.uses:
+        here.setdefault(use.place, []).append(use)
     for place, groups in here.items():
-        location, sizes = program.locations[place], sorted({atoms.size for _, atoms in groups})
+        location, sizes = program.locations[place], sorted({use.size for use in groups})
         if not _is_chain(sizes):
             _define_patterns(program, location, sizes, groups)
             continue
         for size in sizes:
-            terms = [(v, float(atoms.count * (atoms.size // size))) for v, atoms in groups if atoms.size >= size]
+            terms = [(use.variable, float(use.groups * (use.size // size))) for use in groups if use.size >= size]
             name = f"gpus_fit[{location.name}, groups of {size}]"
             program.model.add_constraint(name, terms, "<=", location.slots_of_size(size))
 
@@ -38,7 +38,7 @@ def _is_chain(sizes: Sequence[int]) -> bool:
     return all(large % small == 0 for small, large in pairwise(sizes))
 
 
-def _define_patterns(program: Program, location: Location, sizes: list[int], groups: list[tuple[int, Atoms]]) -> None:
+def _define_patterns(program: Program, location: Location, sizes: list[int], groups: list[Use]) -> None:
     model = program.model
     supply: dict[int, Terms] = {size: [] for size in sizes}
     for free, many in sorted(Counter(domain.num_gpus for domain in location.domains).items()):
@@ -51,7 +51,7 @@ def _define_patterns(program: Program, location: Location, sizes: list[int], gro
                 supply[size].append((variable, -float(times)))
         model.add_constraint(f"gpus_fit[{location.name}, domains of {free}]", used, "<=", many)
     for size in sizes:
-        terms = [(variable, float(atoms.count)) for variable, atoms in groups if atoms.size == size]
+        terms = [(use.variable, float(use.groups)) for use in groups if use.size == size]
         model.add_constraint(f"gpus_fit[{location.name}, groups of {size}]", [*terms, *supply[size]], "<=", 0)
 
 
@@ -89,10 +89,18 @@ def rack_gpu_watts(rack: Rack) -> float:
     return max(0.0, rack.power_limit_watts - sum(node.host_watts for node in rack.nodes))
 
 
-def instance_watts(program: Program, index: int, place: int) -> float:
-    """Watts of one instance: its GPUs at the planned load and its share of the host."""
-    column = program.columns[index]
-    return column.watts + column.num_gpus * program.locations[place].host_watts_per_gpu
+def watt_terms(program: Program) -> Terms:
+    """Watts of all instances: their GPUs at the planned load and their share of the hosts."""
+    terms: Terms = []
+    for (index, place), variable in program.n.items():
+        column = program.columns[index]
+        hosts = 0.0 if column.stages else column.num_gpus * program.locations[place].host_watts_per_gpu
+        terms.append((variable, column.watts + hosts))
+    return terms + [
+        (use.variable, use.num_gpus * program.locations[use.place].host_watts_per_gpu)
+        for use in program.uses
+        if program.columns[use.index].stages
+    ]
 
 
 def define_totals(program: Program) -> None:
@@ -104,8 +112,7 @@ def define_totals(program: Program) -> None:
     if limits:
         model.add_constraint("budget", rent_terms(program), "<=", min(limits))
     if options.max_power_watts is not None:
-        terms = [(variable, instance_watts(program, *key)) for key, variable in program.n.items()]
-        model.add_constraint("power", terms, "<=", options.max_power_watts)
+        model.add_constraint("power", watt_terms(program), "<=", options.max_power_watts)
 
 
 def define_required(program: Program) -> None:
@@ -122,22 +129,32 @@ def define_max_kinds(program: Program) -> None:
     if most is None:
         return
     used: dict[tuple[str, str], Terms] = {}
+    slots_of = _most_instances(program)
     for index, column in enumerate(program.columns):
         here = [place for (number, place) in program.n if number == index]
         if not here:
             continue
         switch = program.model.add_variable(f"used[{column.name}]", 0, 1, integer=True)
         terms = [(program.n[index, place], 1.0) for place in here]
-        slots = sum(
-            program.locations[place].slots_of_size(program.atoms[index, place].size)
-            // program.atoms[index, place].count
-            for place in here
-        )
+        slots = slots_of[index]
         program.model.add_constraint(f"used[{column.name}]", [*terms, (switch, -float(slots))], "<=", 0.0)
         used.setdefault((column.role, column.gpu), []).append((switch, 1.0))
     for (role, gpu), switches in used.items():
         if len(switches) > most:
             program.model.add_constraint(f"kinds[{role} on {gpu}]", switches, "<=", float(most))
+
+
+def _most_instances(program: Program) -> dict[int, float]:
+    """The most instances of every column that there is room for."""
+    most: dict[int, float] = {}
+    for use in program.uses:
+        if not program.columns[use.index].stages:
+            room = program.locations[use.place].slots_of_size(use.size) // use.groups
+            most[use.index] = most.get(use.index, 0) + room
+    for (index, _), variable in program.n.items():
+        if program.columns[index].stages:
+            most[index] = most.get(index, 0) + program.model.high[variable]
+    return most
 
 
 def define_demand(program: Program, service: Service) -> None:

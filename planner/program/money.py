@@ -18,10 +18,10 @@ def define_price_tiers(program: Program) -> None:
     if not kinds:
         return
     used: dict[str, Terms] = {}
-    for (index, place), variable in program.n.items():
-        location = program.locations[place]
+    for use in program.uses:
+        location = program.locations[use.place]
         if location.nodes[0].price_usd_per_gpu_hour is None:
-            used.setdefault(location.gpu, []).append((variable, float(program.columns[index].num_gpus)))
+            used.setdefault(location.gpu, []).append((use.variable, float(use.num_gpus)))
     for gpu, terms in used.items():
         tiers = [tier for tier in program.problem.fleet.price_tiers if tier.gpu == gpu and tier.kind in kinds]
         if not tiers:
@@ -54,20 +54,20 @@ def define_kept(program: Program) -> None:
 def rent_terms(program: Program) -> Terms:
     """Dollars per hour of all GPUs."""
     terms: Terms = []
-    for (index, place), variable in program.n.items():
-        location = program.locations[place]
+    for use in program.uses:
+        location = program.locations[use.place]
         if not program.bought or location.nodes[0].price_usd_per_gpu_hour is not None:
-            terms.append((variable, program.columns[index].num_gpus * location.usd_per_gpu_hour))
+            terms.append((use.variable, use.num_gpus * location.usd_per_gpu_hour))
     return terms + [(variable, tier.usd_per_gpu_hour) for tier, variable in program.bought.items()]
 
 
 def purchase(program: Program, values: list[float]) -> dict[PriceTier, int]:
     """GPUs by price tier for given instances: of every type the cheapest kinds first."""
     needed: dict[str, int] = {}
-    for (index, place), variable in program.n.items():
-        location = program.locations[place]
+    for use in program.uses:
+        location = program.locations[use.place]
         if location.nodes[0].price_usd_per_gpu_hour is None:
-            gpus = program.columns[index].num_gpus * round(values[variable])
+            gpus = use.num_gpus * round(values[use.variable])
             needed[location.gpu] = needed.get(location.gpu, 0) + gpus
     bought: dict[PriceTier, int] = {}
     for tier in sorted(program.bought, key=lambda tier: (tier.gpu, tier.usd_per_gpu_hour)):

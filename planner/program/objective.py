@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from splitplan.planner.program.constraints import instance_watts, kv_gigabytes
+from splitplan.planner.program.constraints import kv_gigabytes, watt_terms
 from splitplan.planner.program.linear import Terms
 from splitplan.planner.program.money import money_terms
 
@@ -50,8 +50,7 @@ def cost_objective(program: Program, *, tie_break: bool) -> ScaledObjective:
 
 def power_objective(program: Program, *, tie_break: bool) -> ScaledObjective:
     """Watts, then GPUs."""
-    terms = [(variable, instance_watts(program, *key)) for key, variable in program.n.items()]
-    return _scaled(program, terms, POWER_RESOLUTION_WATTS, tie_break)
+    return _scaled(program, watt_terms(program), POWER_RESOLUTION_WATTS, tie_break)
 
 
 def _scaled(program: Program, terms: Terms, resolution: float, tie_break: bool) -> ScaledObjective:

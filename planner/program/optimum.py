@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from splitplan.catalogs.errors import Problem, SolverError
 from splitplan.planner.program.build import Program, build_program
-from splitplan.planner.program.linear import LinearModel
+from splitplan.planner.program.linear import LinearModel, Terms
 from splitplan.planner.program.objective import (
     cost_objective,
     goodput_objective,
@@ -61,6 +61,8 @@ def lay_out(program: Program, grouped: Program, target: Optimum) -> Optimum | No
     for counted, whole in ((program.n, grouped.n), (program.kept, grouped.kept)):
         if not _same_totals(program, grouped, model, counted, whole, target.values):
             return None
+    if not _same_stages(program, grouped, model, target.values):
+        return None
     values = _place(program, model, sum(v * target.values[i] for i, v in goodput_objective(grouped).items()))
     return None if values is None else replace(target, values=values, model=model)
 
@@ -85,6 +87,25 @@ def _same_totals(
         if not wanted.get(key):
             for variable in variables:
                 model.high[variable] = 0.0
+    return all(key in members for key, count in wanted.items() if count)
+
+
+def _same_stages(program: Program, grouped: Program, model: LinearModel, values: list[float]) -> bool:
+    """Ask for as many stages of mixed pipelines on each kind of host; False if some have nowhere to go."""
+    group_of = {node.name: place for place, location in enumerate(grouped.locations) for node in location.nodes}
+    wanted: dict[tuple[int, int, int], int] = {}
+    for use in grouped.uses:
+        if grouped.columns[use.index].stages:
+            key = (use.index, use.part, use.place)
+            wanted[key] = wanted.get(key, 0) + use.groups * round(values[use.variable])
+    members: dict[tuple[int, int, int], Terms] = {}
+    for use in program.uses:
+        if program.columns[use.index].stages:
+            key = (use.index, use.part, group_of[program.locations[use.place].nodes[0].name])
+            members.setdefault(key, []).append((use.variable, float(use.groups)))
+    for (index, part, place), terms in members.items():
+        name = f"laid_out[{program.columns[index].name}, stages {part}, {grouped.locations[place].name}]"
+        model.add_constraint(name, terms, "==", wanted.get((index, part, place), 0))
     return all(key in members for key, count in wanted.items() if count)
 
 

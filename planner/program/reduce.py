@@ -39,7 +39,13 @@ class ColumnFilter:
         return column.role in self.roles
 
     def matches(self, column: Column) -> bool:
-        """Whether the column is one of those described."""
+        """Whether the column is one of those described; a mixed pipeline is, by any of its GPU types."""
+        return self.speaks_of(column) and all(
+            _FIELDS[key](column) == value or (key == "gpu" and value in column.gpu_types) for key, value in self.tests
+        )
+
+    def is_all_of(self, column: Column) -> bool:
+        """Whether all of the column is as described: a mixed pipeline only under the names of all its GPU types."""
         return self.speaks_of(column) and all(_FIELDS[key](column) == value for key, value in self.tests)
 
 
@@ -69,7 +75,8 @@ def unmatched_pins(columns: Sequence[Column], options: ProgramOptions) -> list[P
     problems = []
     for text in (*options.pin, *options.require):
         wanted = parse_filter(text)
-        if any(wanted.matches(column) for column in columns):
+        found = wanted.is_all_of if text in options.pin else wanted.matches
+        if any(found(column) for column in columns):
             continue
         gpus = sorted({column.gpu for column in columns if wanted.speaks_of(column)})
         message = f"no kind of instance that meets the targets on this fleet matches '{text}'"
@@ -87,7 +94,7 @@ def allowed_columns(columns: Sequence[Column], options: ProgramOptions) -> tuple
         if (options.mode != "disagg" or column.role != "colocated")
         and (options.mode != "colocated" or column.role == "colocated")
         and (options.only_gpu is None or column.gpu == options.only_gpu)
-        and all(pin.matches(column) or not pin.speaks_of(column) for pin in pins)
+        and all(pin.is_all_of(column) or not pin.speaks_of(column) for pin in pins)
         and not any(ban.matches(column) for ban in bans)
     )
 
@@ -127,6 +134,8 @@ def _replaces(one: Column, other: Column, partners: frozenset[int], other_partne
     if one.pipeline_parallel > other.pipeline_parallel or one.kv_dtype != other.kv_dtype:
         return False
     if REACH_ORDER[one.transfer_reach] < REACH_ORDER[other.transfer_reach] or not other_partners <= partners:
+        return False
+    if (one.stages or other.stages) and set(one.parts) != set(other.parts):
         return False
     copies = other.num_gpus // one.num_gpus
     if one.watts * copies > other.watts:

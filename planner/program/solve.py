@@ -11,7 +11,7 @@ import numpy as np
 from splitplan.catalogs.errors import InputError, Problem, SolverError
 from splitplan.planner.columns.column import Column
 from splitplan.planner.program.build import Program, build_program
-from splitplan.planner.program.constraints import instance_watts
+from splitplan.planner.program.constraints import watt_terms
 from splitplan.planner.program.infeasible import explain_infeasible
 from splitplan.planner.program.large import Progress, can_use_patterns, solve_large
 from splitplan.planner.program.linear import LinearModel, Terms
@@ -19,6 +19,7 @@ from splitplan.planner.program.money import purchase, rent_terms, running_instan
 from splitplan.planner.program.objective import goodput_objective, gpu_terms
 from splitplan.planner.program.optimum import Optimum, find_optimum, grown, integers, least_travel, optimum_by_groups
 from splitplan.planner.program.pairing import SMALLEST_RATE, pair_flows
+from splitplan.planner.program.pipelines import stage_places
 from splitplan.planner.program.reduce import reduce_columns, unmatched_pins
 from splitplan.planner.program.rounding import fixed_program
 from splitplan.planner.program.solver import solve_arrays
@@ -30,7 +31,7 @@ PATTERN_RACKS = 32
 GROUPED_RACKS = 200
 """Beyond this many racks the grouped relaxation is not tried first: laying it out takes longer than patterns."""
 SMALLEST_DUAL = 1e-9
-BOOKKEEPING = ("demand", "kv_", "kept", "bought", "laid_out", "as_good", "one_rate_scale")
+BOOKKEEPING = ("demand", "kv_", "kept", "bought", "laid_out", "stages", "as_good", "one_rate_scale")
 """Rows that only say what is what; they limit nothing by themselves."""
 
 
@@ -70,7 +71,8 @@ def _solve_large(
     if answer is None:
         return None
     program = fixed_program(problem, columns, answer.counts)
-    start = solve_arrays(program.model.relaxed())
+    choices = any(use.variable not in program.n.values() for use in program.uses)  # stages that may stand here or there
+    start = solve_arrays(program.model if choices else program.model.relaxed())
     if not start.has_solution:
         return None
     proven = answer.value <= answer.bound * (1.0 + 1e-9)
@@ -127,7 +129,7 @@ def _solution(program: Program, optimum: Optimum, values: list[float]) -> Progra
         headroom=1.0 if goodput else sigmas[0],
         usd_per_hour=round(_total(rent_terms(program), exact), 9),
         num_gpus=round(_total(gpu_terms(program), exact)),
-        watts=_total([(v, instance_watts(program, *key)) for key, v in program.n.items()], exact),
+        watts=_total(watt_terms(program), exact),
         bought=tuple(
             Bought(tier.gpu, tier.kind, count, tier.usd_per_gpu_hour) for tier, count in bought.items() if count
         ),
@@ -164,7 +166,7 @@ def _placed(program: Program, values: list[float], scale: float) -> tuple[Placed
     for (b, index, place), variable in program.normal.x.items():
         row = rates.setdefault((index, place), [0.0] * len(program.problem.class_names))
         row[b] = max(0.0, values[variable] / scale)
-    placed = []
+    placed, stages = [], stage_places(program, values)
     for (index, place), variable in sorted(program.n.items(), key=lambda item: (item[0][1], item[0][0])):
         count = round(values[variable])
         if count == 0:
@@ -173,7 +175,16 @@ def _placed(program: Program, values: list[float], scale: float) -> tuple[Placed
         row = [rate if rate > SMALLEST_RATE else 0.0 for rate in rates.get((index, place), [])]
         work = math.fsum(rate * column.work_s_per_request[b] for b, rate in enumerate(row) if rate > 0)
         placed.append(
-            Placed(column.name, column.role, location.name, location.rack, count, tuple(row), float(work) / count)
+            Placed(
+                column.name,
+                column.role,
+                location.name,
+                location.rack,
+                count,
+                tuple(row),
+                float(work) / count,
+                stages.get((index, place), ()),
+            )
         )
     return tuple(placed)
 

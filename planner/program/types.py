@@ -104,8 +104,20 @@ class ProgramInput:
 
 
 @dataclass(frozen=True, slots=True)
+class StagePlace:
+    """Stages of mixed pipelines that stand at a location: `groups` of one of the column's parts."""
+
+    part: int  # in the order of `Column.parts`
+    location: str
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
 class Placed:
-    """Instances of one column at one location, and the load they carry together."""
+    """Instances of one column at one location, and the load they carry together.
+
+    A pipeline that mixes GPU types counts where its first stage stands; `stages` says where all of them do.
+    """
 
     column: str
     role: Role
@@ -114,6 +126,7 @@ class Placed:
     instances: int
     rate_req_per_s: tuple[float, ...]  # by class
     utilisation: float  # share of their usable time that the planned load takes
+    stages: tuple[StagePlace, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

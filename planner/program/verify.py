@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from splitplan.planner.columns.column import Column
+from splitplan.planner.program.pipelines import gpus_at
 from splitplan.planner.program.reduce import REACH_ORDER, parse_filter
 from splitplan.planner.program.types import Placed, ProgramInput, ProgramSolution
 from splitplan.planner.topology import Location, fleet_locations
@@ -65,29 +66,52 @@ def _check_instances(
     for placed in solution.placed:
         column, location = columns[placed.column], places[placed.location]
         where = f"{placed.column} at {placed.location}"
-        check.holds(f"{where}: GPU type", column.gpu == location.gpu)
-        check.holds(f"{where}: host link", column.gpu_link in ("", location.gpu_link))
+        if column.stages:
+            _check_stages(check, placed, column, places)
+        else:
+            check.holds(f"{where}: GPU type", column.gpu == location.gpu)
+            check.holds(f"{where}: host link", column.gpu_link in ("", location.gpu_link))
         check.holds(f"{where}: whole instances", isinstance(placed.instances, int) and placed.instances > 0)
         work = sum(
             rate * float(column.work_s_per_request[b]) for b, rate in enumerate(placed.rate_req_per_s) if rate > 0
         )
         check.at_most(f"{where}: instance time", work, placed.instances)
-    by_place: dict[str, list[Placed]] = {}
+    by_place: dict[str, list[int]] = {}
     for placed in solution.placed:
-        by_place.setdefault(placed.location, []).append(placed)
-    for name, here in by_place.items():
-        check.holds(f"{name}: groups fit NVLink domains", _fits(here, columns, places[name]))
-
-
-def _fits(here: Iterable[Placed], columns: dict[str, Column], location: Location) -> bool:
-    """Put every group into a domain, the largest first; search further when that fails."""
-    widest = max(domain.num_gpus for domain in location.domains)
-    groups: list[int] = []
-    for placed in here:
         column = columns[placed.column]
-        whole = column.num_gpus <= widest
-        size, count = (column.num_gpus, 1) if whole else (column.tensor_parallel, column.pipeline_parallel)
-        groups += [size] * (count * placed.instances)
+        for stage in placed.stages:
+            by_place.setdefault(stage.location, []).extend([column.tensor_parallel] * stage.groups)
+        if not column.stages:
+            by_place.setdefault(placed.location, []).extend(_groups(placed, column, places[placed.location]))
+    for name, groups in by_place.items():
+        check.holds(f"{name}: groups fit NVLink domains", _fits(groups, places[name]))
+
+
+def _check_stages(check: Check, placed: Placed, column: Column, places: dict[str, Location]) -> None:
+    """A mixed pipeline has all its stages, on the types it says, in one rack, the first ones at home."""
+    where = f"{placed.column} at {placed.location}"
+    for number, part in enumerate(column.parts):
+        mine = [stage for stage in placed.stages if stage.part == number]
+        check.equal(f"{where}: stages on {part.gpu}", sum(s.groups for s in mine), part.count * placed.instances)
+        for stage in mine:
+            location = places[stage.location]
+            check.holds(f"{where}: GPU type of stages", part.gpu == location.gpu)
+            check.holds(f"{where}: host link of stages", part.gpu_link in ("", location.gpu_link))
+            check.holds(f"{where}: stages in one rack", location.rack == placed.rack)
+    home = sum(stage.groups for stage in placed.stages if stage.part == 0 and stage.location == placed.location)
+    check.at_most(f"{where}: first stages at home", placed.instances, home)
+
+
+def _groups(placed: Placed, column: Column, location: Location) -> list[int]:
+    """Sizes of the groups of GPUs that the instances of an unmixed column take."""
+    widest = max(domain.num_gpus for domain in location.domains)
+    whole = column.num_gpus <= widest
+    size, count = (column.num_gpus, 1) if whole else (column.tensor_parallel, column.pipeline_parallel)
+    return [size] * (count * placed.instances)
+
+
+def _fits(groups: list[int], location: Location) -> bool:
+    """Put every group into a domain, the largest first; search further when that fails."""
     free = sorted(domain.num_gpus for domain in location.domains)
     groups.sort(reverse=True)
     return _first_fit(groups, list(free)) or _search_fit(groups, free, [SEARCH_STEPS])
@@ -218,17 +242,23 @@ def _check_limits(
 ) -> None:
     """Inventory, rack power, budget, power; and that the reported sums are the sums."""
     options = problem.options
-    placed_gpus = [(entry, entry.instances * columns[entry.column].num_gpus) for entry in solution.placed]
-    dollars = _dollars(problem, [(places[entry.location], gpus) for entry, gpus in placed_gpus])
+    placed_gpus = [
+        (places[name], gpus)
+        for entry in solution.placed
+        for name, gpus in gpus_at(columns[entry.column], entry.stages, entry.location, entry.instances).items()
+    ]
+    dollars = _dollars(problem, placed_gpus)
     watts = math.fsum(
-        entry.instances * columns[entry.column].watts + gpus * places[entry.location].host_watts_per_gpu
-        for entry, gpus in placed_gpus
+        [
+            *(entry.instances * columns[entry.column].watts for entry in solution.placed),
+            *(gpus * location.host_watts_per_gpu for location, gpus in placed_gpus),
+        ]
     )
     check.equal("dollars per hour", dollars, solution.usd_per_hour)
     check.equal("watts", watts, solution.watts)
     check.equal("GPUs", sum(gpus for _, gpus in placed_gpus), solution.num_gpus)
     for gpu, inventory in problem.fleet.num_gpus.items():
-        used = sum(gpus for entry, gpus in placed_gpus if columns[entry.column].gpu == gpu)
+        used = sum(gpus for location, gpus in placed_gpus if location.gpu == gpu)
         check.at_most(f"{gpu}: GPUs of the inventory", used, inventory)
     gpu_watts: dict[str, float] = {}
     for entry in solution.placed:

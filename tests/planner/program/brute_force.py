@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,15 @@ from splitplan.planner.columns.column import Column
 from splitplan.planner.program.types import ProgramInput
 from splitplan.planner.spec.fleet import Node
 
-Filling = tuple[tuple[int, ...], ...]  # [node][column] instances
 REACH = {"node": 0, "rack": 1, "fleet": 2}
+
+
+@dataclass(frozen=True, order=True)
+class Filling:
+    """What runs: instances by node (of a mixed pipeline, the node of its first stage), and the GPUs taken of nodes."""
+
+    counts: tuple[tuple[int, ...], ...]  # [node][column]
+    gpus: tuple[int, ...]  # [node]
 
 
 class BruteForce:
@@ -29,7 +37,9 @@ class BruteForce:
     def fillings(self) -> list[Filling]:
         """Every combination of instances that fits GPUs, rack power, budget and power."""
         per_node = [list(self._node_fillings(node)) for node in self.nodes]
-        return [filling for filling in itertools.product(*per_node) if self._within_limits(filling)]
+        mixed = list(self._mixed_fillings())
+        found = (self._together(counts, placed) for counts in itertools.product(*per_node) for placed in mixed)
+        return list(dict.fromkeys(each for each in found if each is not None and self._within_limits(each)))
 
     def _node_fillings(self, node: Node) -> Iterator[tuple[int, ...]]:
         free = node.num_gpus - len(node.gpus_in_use)
@@ -38,6 +48,48 @@ class BruteForce:
             if sum(count * column.num_gpus for count, column in zip(counts, self.columns, strict=True)) <= free:
                 yield counts
 
+    def _mixed_fillings(self) -> Iterator[tuple[tuple[int, tuple[int, ...]], ...]]:
+        """Every multiset of mixed pipelines: (column, node of each stage), within the GPUs there are."""
+        ways = [
+            (c, stages)
+            for c, column in enumerate(self.columns)
+            if column.stages and self.problem.options.survive != "node"
+            for stages in itertools.product(range(len(self.nodes)), repeat=len(column.stages))
+            if len({self.nodes[i].rack for i in stages}) == 1
+            and all(self.nodes[i].gpu == stage.gpu for i, stage in zip(stages, column.stages, strict=True))
+        ]
+        free = [node.num_gpus - len(node.gpus_in_use) for node in self.nodes]
+        yield from self._more_mixed(ways, free, ())
+
+    def _more_mixed(
+        self,
+        ways: list[tuple[int, tuple[int, ...]]],
+        free: list[int],
+        placed: tuple[tuple[int, tuple[int, ...]], ...],
+    ) -> Iterator[tuple[tuple[int, tuple[int, ...]], ...]]:
+        yield placed
+        for number, (c, stages) in enumerate(ways):
+            left = list(free)
+            for i in stages:
+                left[i] -= self.columns[c].tensor_parallel
+            if min(left) >= 0:
+                yield from self._more_mixed(ways[number:], left, (*placed, (c, stages)))
+
+    def _together(
+        self, counts: tuple[tuple[int, ...], ...], mixed: tuple[tuple[int, tuple[int, ...]], ...]
+    ) -> Filling | None:
+        """Both kinds of instances on one fleet, None where they do not fit."""
+        gpus = [sum(n * column.num_gpus for n, column in zip(row, self.columns, strict=True)) for row in counts]
+        rows = [list(row) for row in counts]
+        for c, stages in mixed:
+            rows[stages[0]][c] += 1
+            for i in stages:
+                gpus[i] += self.columns[c].tensor_parallel
+        free = (node.num_gpus - len(node.gpus_in_use) for node in self.nodes)
+        if any(used > room for used, room in zip(gpus, free, strict=True)):
+            return None
+        return Filling(tuple(tuple(row) for row in rows), tuple(gpus))
+
     def _within_limits(self, filling: Filling) -> bool:
         options, fleet = self.problem.options, self.problem.fleet
         for rack in fleet.racks:
@@ -45,8 +97,8 @@ class BruteForce:
                 continue
             inside = [i for i, node in enumerate(self.nodes) if node.rack == rack.name]
             drawn = sum(self.nodes[i].host_watts for i in inside)
-            drawn += sum(filling[i][c] * column.watts for i in inside for c, column in enumerate(self.columns))
-            if drawn > rack.power_limit_watts + 1e-9 and any(any(filling[i]) for i in inside):
+            drawn += sum(filling.counts[i][c] * column.watts for i in inside for c, column in enumerate(self.columns))
+            if drawn > rack.power_limit_watts + 1e-9 and any(any(filling.counts[i]) for i in inside):
                 return False
         budget, power = options.budget_usd_per_hour, options.max_power_watts
         if options.price_kinds and not np.isfinite(self.dollars(filling)):
@@ -59,12 +111,7 @@ class BruteForce:
         """Rent; with mixed kinds of price the cheapest GPUs first; infinite beyond all caps."""
         total = 0.0
         for gpu, price in self.problem.fleet.usd_per_gpu_hour.items():
-            used = sum(
-                count * column.num_gpus
-                for node, counts in zip(self.nodes, filling, strict=True)
-                for count, column in zip(counts, self.columns, strict=True)
-                if node.gpu == gpu
-            )
+            used = sum(count for node, count in zip(self.nodes, filling.gpus, strict=True) if node.gpu == gpu)
             prices = [price] * used
             if self.problem.options.price_kinds:
                 tiers = [tier for tier in self.problem.fleet.price_tiers if tier.gpu == gpu]
@@ -75,16 +122,16 @@ class BruteForce:
         return total
 
     def watts(self, filling: Filling) -> float:
-        return sum(
-            count * (column.watts + column.num_gpus * node.host_watts / node.num_gpus)
-            for node, counts in zip(self.nodes, filling, strict=True)
+        running = sum(
+            count * column.watts
+            for counts in filling.counts
             for count, column in zip(counts, self.columns, strict=True)
         )
+        hosts = (n * node.host_watts / node.num_gpus for node, n in zip(self.nodes, filling.gpus, strict=True))
+        return running + sum(hosts)
 
     def gpus(self, filling: Filling) -> int:
-        return sum(
-            count * column.num_gpus for counts in filling for count, column in zip(counts, self.columns, strict=True)
-        )
+        return sum(filling.gpus)
 
     def states(self, filling: Filling) -> Iterator[Filling]:
         """The filling, and what is left of it after each failure it must survive."""
@@ -93,9 +140,11 @@ class BruteForce:
         if survive:
             names = [node.name if survive == "node" else node.rack for node in self.nodes]
             for gone in dict.fromkeys(names):
-                yield tuple(
-                    (0,) * len(counts) if name == gone else counts for name, counts in zip(names, filling, strict=True)
+                left = (
+                    (0,) * len(counts) if name == gone else counts
+                    for name, counts in zip(names, filling.counts, strict=True)
                 )
+                yield replace(filling, counts=tuple(left))
 
     def rate_scale(self, filling: Filling) -> float:
         """The largest multiple of the asked rates served in every state (weighted: the worth of what is served)."""
@@ -103,7 +152,7 @@ class BruteForce:
 
     def _rate_scale(self, filling: Filling) -> float:
         weights = self.problem.options.class_weights
-        placed = [(i, c) for i, counts in enumerate(filling) for c, count in enumerate(counts) if count]
+        placed = [(i, c) for i, counts in enumerate(filling.counts) for c, count in enumerate(counts) if count]
         rows = _Rows()
         worth: list[tuple[int, float]] = []
         time: dict[tuple[int, int], list[tuple[int, float]]] = {place: [] for place in placed}
@@ -130,7 +179,7 @@ class BruteForce:
         if weights is not None:
             rows.equal([*worth, (0, -1.0)], 0.0)
         for place, terms in time.items():
-            rows.at_most(terms, filling[place[0]][place[1]])
+            rows.at_most(terms, filling.counts[place[0]][place[1]])
         return rows.most_of_first()
 
     def _work(self, place: tuple[int, int], b: int) -> float:
@@ -166,7 +215,7 @@ class BruteForce:
             for b, rate in enumerate(self.problem.rate_req_per_s):
                 best = [
                     count / self.columns[c].work_s_per_request[b]
-                    for counts in filling
+                    for counts in filling.counts
                     for c, count in enumerate(counts)
                     if count and self.columns[c].role in roles and np.isfinite(self.columns[c].work_s_per_request[b])
                 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from splitplan.planner.columns.column import Column, Role
+from splitplan.planner.columns.column import Column, Role, Stage
 from splitplan.planner.latency.step import StepModel
 from splitplan.planner.program.types import ProgramInput, ProgramOptions
 from splitplan.planner.spec.fleet import Fleet, Node, Rack
@@ -83,6 +83,16 @@ def a_column(role: Role, gpu: str = "h100-sxm", tp: int = 1, work: Sequence[floa
         "step": a_step(),
     }
     return Column(**(fields | changes))
+
+
+def a_mixed_column(
+    role: Role, gpus: Sequence[str], tp: int = 1, work: Sequence[float] = (0.1,), **changes: Any
+) -> Column:
+    """A pipeline of one stage on each of the given GPUs, in order."""
+    stages = tuple(Stage(gpu, "", 10) for gpu in gpus)
+    names = "+".join(dict.fromkeys(gpus))
+    fields: dict[str, Any] = {"name": f"{role} {names} tp{tp} pp{len(gpus)}", "pipeline_parallel": len(gpus)}
+    return a_column(role, names, tp, work, **(fields | {"stages": stages} | changes))
 
 
 def a_problem(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import Infeasible, ProgramInput
 from splitplan.planner.spec.fleet import Fleet, PriceTier
 from tests.planner.program.brute_force import BruteForce, allowed_by_dtype
-from tests.planner.program.fleets import PRICES, a_column, a_fleet, a_node, a_problem, a_rack
+from tests.planner.program.fleets import PRICES, a_column, a_fleet, a_mixed_column, a_node, a_problem, a_rack
 
 MAX_FILLINGS = 3000
 GPUS = ("h100-sxm", "a100-sxm-80")
@@ -99,12 +100,33 @@ def problems(draw: st.DrawFn) -> ProgramInput:
     )
 
 
+@st.composite
+def mixed_problems(draw: st.DrawFn) -> ProgramInput:
+    """A problem whose first rack has nodes of both types, and one or two pipelines over them, TP 1 or 2."""
+    problem = draw(problems())
+    size = st.integers(2, 3)
+    nodes = [a_node("m0", GPUS[0], draw(size), host_watts=500.0), a_node("m1", GPUS[1], draw(size), host_watts=500.0)]
+    if draw(st.booleans()):
+        nodes.append(a_node("m2", draw(st.sampled_from(GPUS)), 2, host_watts=500.0))
+    limits = {"power_limit_watts": draw(st.sampled_from([None, None, 3500.0])), "uplink_bytes_per_s": None}
+    fleet = replace(problem.fleet, racks=(a_rack("r0", nodes, **limits), problem.fleet.racks[-1]))
+    columns = list(problem.columns)
+    for number in range(draw(st.integers(1, 2))):
+        gpus = draw(st.sampled_from([GPUS, GPUS[::-1], (GPUS[0], GPUS[1], GPUS[1])]))
+        tp = draw(st.sampled_from([1, 1, 2]))
+        role = draw(st.sampled_from(["colocated", "colocated", "prefill", "decode"]))
+        work = [draw(st.sampled_from(WORKS)) / 2 for _ in problem.class_names]
+        columns.append(a_mixed_column(role, gpus, tp, work, name=f"mixed{number} {role}", watts=900.0 * tp))
+    return replace(problem, fleet=fleet, columns=tuple(columns))
+
+
 def limited(problem: ProgramInput) -> bool:
     """Small enough to enumerate in the time a test has."""
     count = 1
     oracle = BruteForce(problem)
     for node in problem.fleet.nodes:
         count *= sum(1 for _ in oracle._node_fillings(node))
+    count *= sum(1 for _ in itertools.islice(oracle._mixed_fillings(), MAX_FILLINGS))
     return count <= (250 if problem.options.objective == "goodput" else MAX_FILLINGS)
 
 
@@ -117,6 +139,22 @@ def limited(problem: ProgramInput) -> bool:
 @given(problem=problems().filter(limited))
 def test_same_optimum_as_brute_force(problem: ProgramInput) -> None:
     """Cost, power: same value, same GPUs. Goodput: same rate scale. No plan exactly when there is none."""
+    same_optimum(problem)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+@given(problem=mixed_problems().filter(limited))
+def test_mixed_pipelines_have_the_optimum_of_brute_force(problem: ProgramInput) -> None:
+    """The same with pipelines that take GPUs of two types in one rack: every way to place every stage is tried."""
+    same_optimum(problem)
+
+
+def same_optimum(problem: ProgramInput) -> None:
     oracle, answer = BruteForce(problem), solve_program(problem)
     if problem.options.objective == "goodput":
         most = oracle.most()
