@@ -118,7 +118,7 @@ def compose(table: LayerTable) -> Composition:
     """
     model, patterns = LinearModel(maximise=True), []
     for rate in sorted({rate for rates in table.tokens_per_s.values() for rate in rates}):
-        for nodes in _pipelines(table, rate):
+        for nodes in node_sets(table, rate):
             variable = model.add_variable(f"{rate:g} from {nodes}", 0.0, 64.0, integer=True)
             model.objective[variable] = rate
             patterns.append((variable, rate, nodes))
@@ -130,7 +130,7 @@ def compose(table: LayerTable) -> Composition:
     return Composition(sum(rate for rate, _ in chosen), tuple(chosen))
 
 
-def _pipelines(table: LayerTable, rate: float) -> list[dict[str, int]]:
+def node_sets(table: LayerTable, rate: float) -> list[dict[str, int]]:
     """Minimal sets of nodes that hold the whole model at a rate."""
     layers = {
         kind: max((held for held, served in enumerate(rates, 1) if served >= rate), default=0)

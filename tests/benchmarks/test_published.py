@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.published import answers, cases
+from benchmarks.published import answers, cases, helix
 
 
 def test_melange_example_exactly() -> None:
@@ -45,3 +45,20 @@ def test_helix_composition_of_24_nodes() -> None:
     found = answers.compose(cases.HELIX_24)
     assert found.tokens_per_s == pytest.approx(2045.641)
     assert found.depth == 24
+
+
+@pytest.mark.parametrize("table", [cases.HELIX_10, cases.HELIX_24], ids=lambda table: table.name)
+def test_helix_node_sets_through_the_planners_program(table: cases.LayerTable) -> None:
+    """Mixed pipeline columns in the main program give what composing patterns by hand gives, checked constraint by
+    constraint, and every pipeline holds each of the model's layers once."""
+    found = helix.through_program(table)
+    assert found.tokens_per_s == pytest.approx(answers.compose(table).tokens_per_s)
+    assert found.tokens_per_s >= table.helix_objective - 1e-3
+    for column in helix.pipeline_columns(table):
+        assert sum(stage.layers for stage in column.stages) == table.num_layers
+        for stage in column.stages:
+            held = table.tokens_per_s[stage.gpu][stage.layers - 1]
+            assert (
+                max(held, *table.tokens_per_s[stage.gpu][stage.layers :], 0.0)
+                >= 1 / column.work_s_per_request[0] - 1e-6
+            )

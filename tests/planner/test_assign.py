@@ -17,6 +17,7 @@ from splitplan.planner.topology import free_indices, rack_hosts
 from tests.planner.program.fleets import (
     a_column,
     a_fleet,
+    a_mixed_column,
     a_node,
     a_problem,
     a_rack,
@@ -49,8 +50,10 @@ def check_assignment(problem: ProgramInput, solution: ProgramSolution, result: A
         assert len(seat.stages) in (1, seat.column.pipeline_parallel)
         for stage in seat.stages:
             assert len({domain_of[slot] for slot in stage}) == 1
-            assert {nodes[node].gpu for node, _ in stage} == {seat.column.gpu}
+            assert {nodes[node].gpu for node, _ in stage} <= set(seat.column.gpu_types)
         assert len(seat.slots) == seat.column.num_gpus
+        for slots, planned in zip(seat.stages, seat.column.stages, strict=False):
+            assert {nodes[node].gpu for node, _ in slots} == {planned.gpu}
         assert {nodes[node].rack for node in seat.nodes} == {seat.location.rack}
     for placed in solution.placed:
         mine = [s for s in result.seats if (s.column.name, s.location.name) == (placed.column, placed.location)]
@@ -180,3 +183,40 @@ def test_everything_is_placed_anew_when_what_runs_is_in_the_way() -> None:
     solution, result = assigned(problem)
     assert [slot.index for slot in result.instances[small.name][0].gpus] == [7]
     check_assignment(problem, solution, result)
+
+
+def mixed_problem(**changes: object) -> ProgramInput:
+    """Two racks of an H100 and two A100 nodes; only a pipeline over TP4 of H100 and twice TP4 of A100 serves."""
+    racks = [
+        a_rack(r, [a_node(f"{r}h", rack=r), a_node(f"{r}a", A100, 4, rack=r), a_node(f"{r}b", A100, 4, rack=r)])
+        for r in ("r0", "r1")
+    ]
+    column = a_mixed_column("colocated", ("h100-sxm", A100, A100), 4, [0.1])
+    return replace(a_problem(a_fleet(racks), [column], [15.0]), **changes)  # type: ignore[arg-type]
+
+
+A100 = "a100-sxm-80"
+
+
+@pytest.mark.parametrize("granularity", ["node", "rack"])
+def test_stages_of_a_mixed_pipeline_stand_on_their_own_type_in_one_rack(granularity: str) -> None:
+    """Two instances, one in each rack: an H100 stage and one A100 stage on each of two nodes, in this order."""
+    problem = mixed_problem()
+    problem = replace(problem, options=replace(problem.options, granularity=granularity))  # type: ignore[arg-type]
+    solution, result = assigned(problem)
+    check_assignment(problem, solution, result)
+    assert [seat.nodes for seat in result.seats] == [("r0h", "r0a", "r0b"), ("r1h", "r1a", "r1b")]
+    assert solution.num_gpus == 24
+    assert solution.usd_per_hour == pytest.approx(8 * 4.76 + 16 * 2.21)
+
+
+def test_a_running_mixed_pipeline_keeps_its_gpus() -> None:
+    """What runs on the second half of the H100 node stays there when it is planned again."""
+    slots = tuple((node, i) for node, first in (("r1h", 4), ("r1b", 0), ("r1a", 0)) for i in range(first, first + 4))
+    running = (Running("colocated h100-sxm+a100-sxm-80 tp4 pp3", "r1h", 1, slots),)
+    problem = mixed_problem(running=running)
+    problem = replace(problem, options=replace(problem.options, move_usd_per_hour=1.0))
+    solution, result = assigned(problem)
+    check_assignment(problem, solution, result)
+    assert slots in [seat.slots for seat in result.seats]
+    assert solution.moves == 1
