@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from splitplan.catalogs.errors import LaunchError, Problem, UsageError
+from splitplan.launcher.lifecycle import reached
 from splitplan.launcher.loadtest import Served, replay
 from splitplan.launcher.state import require_state
 from splitplan.planner.plan import Plan, load_plan
@@ -64,18 +66,23 @@ def bench(
     """
     plan = None if where.startswith("http://") else load_plan(where)
     if plan is not None:
-        state = require_state(where)
-        url, model = state.endpoints[0], state.model
+        model = model or require_state(where).model
         workload, slo = workload or plan.inputs.workload, slo or plan.inputs.slo
         rate_req_per_s = rate_req_per_s or plan.inputs.rate_req_per_s
-    else:
-        url = where
     if not workload or not model:
         raise UsageError(Problem("an endpoint needs --workload and --model", next_step="planner bench --help"))
     source = load_workload(_beside(workload, where), rate_req_per_s=rate_req_per_s)
     requests = sample(source, max(1, round(source.rate_req_per_s * duration_s)), seed)
-    served = replay(url, model, requests, seed=seed, progress=progress)
+    with nullcontext(where) if plan is None else _front_door(where) as url:
+        served = replay(url, model, requests, seed=seed, progress=progress)
     return summarise(served, requests, parse_slo(slo) if slo else None, plan)
+
+
+@contextmanager
+def _front_door(plan_path: str) -> Iterator[str]:
+    """The endpoint of a launched plan, as this machine reaches it."""
+    with reached(plan_path) as state:
+        yield state.endpoints[0]
 
 
 def summarise(served: Sequence[Served], requests: Requests, slo: Slo | None, plan: Plan | None = None) -> BenchReport:

@@ -32,18 +32,23 @@ from splitplan.launcher.state import (
     state_path,
 )
 from splitplan.launcher.targets.base import Target
+from splitplan.launcher.targets.kube import KubernetesTarget
 from splitplan.launcher.targets.local import ADDRESS, FIRST_PORT, PORT_STEP, LocalTarget, ports_of
+from splitplan.launcher.targets.pods import KubernetesOptions
 from splitplan.launcher.targets.slurm import SlurmTarget
 from splitplan.launcher.targets.ssh import SshTarget
 from splitplan.launcher.web import answers
 from splitplan.planner.plan import Plan, plan_hash
 
 DEFAULT_TIMEOUT_S = 3600.0
+LOG_LINES = 5
+"""What an error shows of a log."""
 
 LIVE_TARGETS: Mapping[str, Callable[[LaunchOptions], Target]] = {
     "local": lambda _: LocalTarget(),
     "ssh": lambda options: SshTarget(options.ssh_config, options.remote_folder),
     "slurm": lambda options: SlurmTarget(options.slurm),
+    "kubernetes": lambda options: KubernetesTarget(options.kubernetes),
 }
 """Targets that start something, by name."""
 
@@ -91,9 +96,7 @@ def launch(
             _raise_if(target.preflight(cluster, engine))
         try:
             state = target.apply(cluster, engine, state, folder, lambda newer: save_state(newer, path))
-            wait_until_ready(state, lambda each: target.is_running(each, state), timeout_s=timeout_s, progress=progress)
-            report = probe(state) if with_probe else None
-            _raise_if(report.problems if report else ())
+            report = _proven(state, target, timeout_s=timeout_s, with_probe=with_probe, progress=progress)
         except BaseException as error:
             raise _failed(error, target, path, keep) from None
         state = replace(state, phase="running")
@@ -101,11 +104,39 @@ def launch(
     return Launched(state, report)
 
 
+def _proven(
+    state: ClusterState, target: Target, *, timeout_s: float, with_probe: bool, progress: Progress
+) -> ProbeReport | None:
+    """Wait until everything serves, then probe; LaunchError with every reason why it does not."""
+    with target.reach(state) as live:
+        wait_until_ready(
+            live,
+            lambda each: target.is_running(each, state),
+            tail=lambda each: target.tail(each, state, LOG_LINES),
+            timeout_s=timeout_s,
+            progress=progress,
+        )
+        report = probe(live) if with_probe else None
+    _raise_if(report.problems if report else ())
+    return report
+
+
+@contextmanager
+def reached(plan_path: str | Path) -> Iterator[ClusterState]:
+    """A launched cluster with URLs that answer from this machine, for the time of the block."""
+    state = require_state(plan_path)
+    with _target_of(state).reach(state) as live:
+        yield live
+
+
 def status(plan_path: str | Path) -> tuple[ClusterState, list[ProcessStatus]]:
     """Every process of a launched plan: running, ready, loaded how."""
     state = require_state(plan_path)
     target = _target_of(state)
-    return state, [_status(process, target, state) for process in state.processes]
+    with target.reach(state) as live:
+        found = [_status(process, target, state) for process in live.processes]
+    named = {process.name: process for process in state.processes}
+    return state, [replace(each, process=named[each.process.name]) for each in found]
 
 
 def logs(plan_path: str | Path, names: Sequence[str] = (), *, lines: int = 20) -> dict[str, list[str]]:
@@ -129,8 +160,11 @@ def destroy(plan_path: str | Path, *, progress: Progress = lambda _: None) -> li
 
 def _target_of(state: ClusterState) -> Target:
     """The target a state was made with."""
-    options = LaunchOptions(target=state.target, ssh_config=str(state.extra.get("ssh_config", "")))
-    return find_target(state.target, options)
+    kubernetes = KubernetesOptions(
+        namespace=str(state.extra.get("namespace", "")), context=str(state.extra.get("context", ""))
+    )
+    ssh_config = str(state.extra.get("ssh_config", ""))
+    return find_target(state.target, LaunchOptions(target=state.target, ssh_config=ssh_config, kubernetes=kubernetes))
 
 
 def find_target(name: str, options: LaunchOptions) -> Target:

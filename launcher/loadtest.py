@@ -54,21 +54,21 @@ def replay(
     return asyncio.run(_replay(split_url(url), model, requests, seed, timeout_s, progress))
 
 
-def split_url(url: str) -> tuple[str, int]:
-    """(host, port) of an endpoint; InputError for anything but http://host:port."""
+def split_url(url: str) -> tuple[str, int, str]:
+    """(host, port, path in front of /v1) of an endpoint; InputError for anything but http://host:port/path."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
         parts = urlsplit("")
-    if parts.scheme != "http" or not host:
+    if parts.scheme != "http" or not host or parts.query or parts.fragment:
         raise InputError(Problem(f"{shorten(url)!r} is not an endpoint", expected="http://HOST:PORT"))
-    return host, port or 80
+    return host, port or 80, parts.path.rstrip("/")
 
 
 async def _replay(
-    address: tuple[str, int],
+    address: tuple[str, int, str],
     model: str,
     requests: Requests,
     seed: int,
@@ -103,7 +103,7 @@ def _body(model: str, source: random.Random, input_tokens: int, output_tokens: i
 
 
 async def _one(
-    address: tuple[str, int], body: bytes, began_s: float, due_s: float, input_tokens: int, timeout_s: float
+    address: tuple[str, int, str], body: bytes, began_s: float, due_s: float, input_tokens: int, timeout_s: float
 ) -> Served:
     loop = asyncio.get_running_loop()
     lag_s = loop.time() - began_s - due_s
@@ -117,10 +117,11 @@ async def _one(
     return Served(due_s, input_tokens, output_tokens, first_s, last_s, gaps, lag_s)
 
 
-async def _stream(address: tuple[str, int], body: bytes) -> tuple[Sequence[float], int]:
+async def _stream(address: tuple[str, int, str], body: bytes) -> tuple[Sequence[float], int]:
     """Send one request; returns the time each token event arrived, and the number of tokens answered."""
     loop = asyncio.get_running_loop()
-    reader, writer = await http.open_request(*address, "POST", "/v1/completions", body)
+    host, port, prefix = address
+    reader, writer = await http.open_request(host, port, "POST", f"{prefix}/v1/completions", body)
     try:
         head = await http.read_head(reader)
         if head.status != 200:

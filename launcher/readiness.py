@@ -15,8 +15,21 @@ POLL_S = 0.1
 Progress = Callable[[str], None]
 
 
+Tail = Callable[[Process], list[str]]
+
+
+def log_tail(process: Process) -> list[str]:
+    """The end of a log file on this machine."""
+    return last_lines(Path(process.log)) if process.log else []
+
+
 def wait_until_ready(
-    state: ClusterState, is_running: Callable[[Process], bool], *, timeout_s: float, progress: Progress
+    state: ClusterState,
+    is_running: Callable[[Process], bool],
+    *,
+    timeout_s: float,
+    progress: Progress,
+    tail: Tail = log_tail,
 ) -> None:
     """Return when all serve. LaunchError names every process that ended or is not ready in time, with its log's end."""
     began_s = time.monotonic()
@@ -24,29 +37,28 @@ def wait_until_ready(
     while waiting:
         ended = [process for process in waiting if not is_running(process)]
         if ended:
-            raise LaunchError([_ended(process) for process in ended])
+            raise LaunchError([_ended(process, tail) for process in ended])
         ready = [process for process in waiting if not process.ready_url or answers(process.ready_url)]
         for process in ready:
             waiting.remove(process)
             progress(f"{process.name} ready after {time.monotonic() - began_s:.1f} s")
         if waiting and time.monotonic() - began_s > timeout_s:
-            raise LaunchError([_late(process, timeout_s) for process in waiting])
+            raise LaunchError([_late(process, timeout_s, tail) for process in waiting])
         if waiting:
             time.sleep(POLL_S)
 
 
-def _ended(process: Process) -> Problem:
-    return Problem(f"{process.name} ended before it was ready{_tail(process)}", process.log)
+def _ended(process: Process, tail: Tail) -> Problem:
+    return Problem(f"{process.name} ended before it was ready{_indented(tail(process))}", process.log)
 
 
-def _late(process: Process, timeout_s: float) -> Problem:
+def _late(process: Process, timeout_s: float, tail: Tail) -> Problem:
     return Problem(
-        f"{process.name} is not ready after {timeout_s:g} s{_tail(process)}",
+        f"{process.name} is not ready after {timeout_s:g} s{_indented(tail(process))}",
         process.log,
         next_step="planner launch PLAN --timeout SECONDS, or --keep to look at it",
     )
 
 
-def _tail(process: Process) -> str:
-    lines = last_lines(Path(process.log)) if process.log else []
+def _indented(lines: list[str]) -> str:
     return "".join(f"\n    {line[:300]}" for line in lines)

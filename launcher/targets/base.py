@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -37,3 +38,6 @@ class Target(Protocol):
 
     def tail(self, process: Process, state: ClusterState, lines: int) -> list[str]:
         """The end of a process's log."""
+
+    def reach(self, state: ClusterState) -> AbstractContextManager[ClusterState]:
+        """The state with URLs that answer from this machine, for the time of the block."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -83,6 +84,10 @@ class LocalTarget:
     def tail(self, process: Process, state: ClusterState, lines: int) -> list[str]:
         """The end of the log file."""
         return processes.last_lines(Path(process.log), lines)
+
+    def reach(self, state: ClusterState) -> AbstractContextManager[ClusterState]:
+        """Its URLs answer as they are."""
+        return nullcontext(state)
 
 
 def started_state(cluster: Cluster, engine: EngineAdapter, state: ClusterState, target: str) -> ClusterState:

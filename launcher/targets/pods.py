@@ -31,6 +31,7 @@ class KubernetesOptions:
     """What the cluster, not the plan, decides."""
 
     namespace: str = ""
+    context: str = ""  # of the kubeconfig; "" for its current one
     rdma_resource: str = "rdma/ib"  # "" to ask for none
     hf_token_secret: str = "hf-token"  # name of a Secret with key `token`; "" for none
     model_claim: str = ""  # PersistentVolumeClaim that holds the weights, mounted read-only at /models

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -197,6 +198,10 @@ class SlurmTarget:
     def tail(self, process: Process, state: ClusterState, lines: int) -> list[str]:
         """The end of the log file, on the file system that the nodes share."""
         return last_lines(Path(process.log), lines)
+
+    def reach(self, state: ClusterState) -> AbstractContextManager[ClusterState]:
+        """Its URLs answer as they are."""
+        return nullcontext(state)
 
 
 def _look(job: str) -> tuple[frozenset[str], frozenset[str]]:

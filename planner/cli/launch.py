@@ -18,7 +18,7 @@ PlanArgument = Annotated[Path, typer.Argument(help="Plan file, as `planner solve
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only write or print the files; contact nothing.")]
 TargetOption = Annotated[
-    str, typer.Option(help="local, ssh, slurm; with --dry-run also shell, kubernetes, lws, …: see docs.")
+    str, typer.Option(help="local, ssh, slurm, kubernetes; with --dry-run also shell, lws, …: see docs.")
 ]
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the files.")]
 EngineOption = Annotated[str, typer.Option(help="vllm, sglang, dynamo-vllm, mock, …, or vllm@0.32.")]
@@ -32,6 +32,7 @@ UcxNetDevicesOption = Annotated[str, typer.Option(help="NICs for KV transfer, fo
 ImageOption = Annotated[str, typer.Option(help="Engine image, pinned by tag or digest.")]
 RouterImageOption = Annotated[str, typer.Option(help="Router image, pinned by tag or digest.")]
 NamespaceOption = Annotated[str, typer.Option(help="Kubernetes namespace.")]
+ContextOption = Annotated[str, typer.Option(help="Kubernetes: context of the kubeconfig; else its current one.")]
 RdmaResourceOption = Annotated[str, typer.Option(help="Kubernetes RDMA resource; empty for none.")]
 ModelClaimOption = Annotated[str, typer.Option(help="PersistentVolumeClaim with the weights, seen at /models.")]
 RunAsRootOption = Annotated[bool, typer.Option("--run-as-root", help="For engine images without a user.")]
@@ -72,6 +73,7 @@ def launch(
     image: ImageOption = "",
     router_image: RouterImageOption = "",
     namespace: NamespaceOption = "",
+    context: ContextOption = "",
     rdma_resource: RdmaResourceOption = "rdma/ib",
     model_claim: ModelClaimOption = "",
     run_as_root: RunAsRootOption = False,
@@ -123,6 +125,7 @@ def launch(
         slurm=SlurmOptions(partition, time_limit, by_rack),
         kubernetes=KubernetesOptions(
             namespace=namespace,
+            context=context,
             rdma_resource=rdma_resource,
             model_claim=model_claim,
             run_as_root=run_as_root,
