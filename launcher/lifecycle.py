@@ -35,6 +35,7 @@ from splitplan.launcher.targets.base import Target
 from splitplan.launcher.targets.kube import KubernetesTarget
 from splitplan.launcher.targets.local import ADDRESS, FIRST_PORT, PORT_STEP, LocalTarget, ports_of
 from splitplan.launcher.targets.pods import KubernetesOptions
+from splitplan.launcher.targets.ray_groups import RayTarget
 from splitplan.launcher.targets.slurm import SlurmTarget
 from splitplan.launcher.targets.ssh import SshTarget
 from splitplan.launcher.web import answers
@@ -49,6 +50,9 @@ LIVE_TARGETS: Mapping[str, Callable[[LaunchOptions], Target]] = {
     "ssh": lambda options: SshTarget(options.ssh_config, options.remote_folder),
     "slurm": lambda options: SlurmTarget(options.slurm),
     "kubernetes": lambda options: KubernetesTarget(options.kubernetes),
+    "ray-groups": lambda options: RayTarget(
+        options.python or "python3", options.ray_address or os.environ.get("RAY_ADDRESS") or "auto"
+    ),
 }
 """Targets that start something, by name."""
 
@@ -163,8 +167,14 @@ def _target_of(state: ClusterState) -> Target:
     kubernetes = KubernetesOptions(
         namespace=str(state.extra.get("namespace", "")), context=str(state.extra.get("context", ""))
     )
-    ssh_config = str(state.extra.get("ssh_config", ""))
-    return find_target(state.target, LaunchOptions(target=state.target, ssh_config=ssh_config, kubernetes=kubernetes))
+    options = LaunchOptions(
+        target=state.target,
+        ssh_config=str(state.extra.get("ssh_config", "")),
+        python=str(state.extra.get("python", "")),
+        ray_address=str(state.extra.get("ray_address", "")),
+        kubernetes=kubernetes,
+    )
+    return find_target(state.target, options)
 
 
 def find_target(name: str, options: LaunchOptions) -> Target:

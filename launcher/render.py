@@ -20,7 +20,7 @@ from splitplan.launcher.engines.dynamo import DynamoEngine
 from splitplan.launcher.engines.mock import MockEngineAdapter
 from splitplan.launcher.engines.sglang import SglangEngine
 from splitplan.launcher.engines.vllm import VllmEngine
-from splitplan.launcher.targets import groups, kubernetes, operators, pods, ray, shell, slurm
+from splitplan.launcher.targets import groups, kubernetes, operators, pods, ray, ray_groups, shell, slurm
 from splitplan.planner.plan import Plan, plan_hash
 
 
@@ -40,7 +40,8 @@ class LaunchOptions:
     base_port: int = 0
     ucx_net_devices: str = ""
     shared_folder: str = ""
-    python: str = ""  # of Dynamo's environment
+    python: str = ""  # of Dynamo's environment, or Ray's
+    ray_address: str = ""  # "" for $RAY_ADDRESS, else the Ray cluster of this machine
     ssh_config: str = ""
     remote_folder: str = ".splitplan"
     slurm: slurm.SlurmOptions = field(default_factory=slurm.SlurmOptions)
@@ -86,6 +87,7 @@ TARGETS: Mapping[str, TargetRenderer] = {
     "shell": lambda cluster, engine, _: shell.render(cluster, engine),
     "ssh": lambda cluster, engine, _: shell.render(cluster, engine),
     "ray": lambda cluster, engine, _: ray.render(cluster, engine),
+    "ray-groups": lambda cluster, engine, _: ray_groups.render(cluster, engine),
     "slurm": lambda cluster, engine, options: slurm.render(cluster, engine, options.slurm),
     "kubernetes": lambda cluster, engine, options: kubernetes.render(cluster, engine, options.kubernetes),
     "lws": lambda cluster, engine, options: groups.render_leader_worker_sets(cluster, engine, options.kubernetes),
