@@ -157,6 +157,8 @@ class OpTimes:
             by_block = table.query(tokens_, replace(shape, dtype="fp8_block"))
             if by_block.basis.mean() < timed.basis.mean():
                 timed = by_block
+            elif by_block.basis.mean() == timed.basis.mean():  # both: some were taken with kernels nobody had tuned
+                timed = Timed(np.minimum(timed.seconds, by_block.seconds), timed.basis)
         return _where(work, timed)
 
     # Collectives

@@ -121,9 +121,9 @@ def _print_total(found: Mapping[str, Any]) -> None:
         target = f"target {TARGETS[name]:g}" if name in TARGETS else ""
         rival = f"aiconfigurator 0.12: {RIVAL[name]:g}" if name in RIVAL else ""
         sys.stdout.write(f"  {name:42} {_percent(value):>8}   {target:12} {rival}".rstrip() + "\n")
-    for label, name in (("upper end of the 90 % interval", "slo"), ("by best guess", "slo_best_guess")):
-        slo = {key: value for key, value in found[name].items() if key != "percent"}
-        sys.stdout.write(f"  SLO {label}: " + ", ".join(f"{key} {value}" for key, value in slo.items()) + "\n")
+    for share, slo in found["slo"].items():
+        figures = ", ".join(f"{key} {value}" for key, value in slo.items() if value is not None)
+        sys.stdout.write(f"  SLO at the {share} quantile: {figures}\n")
 
 
 def _print_unpredicted(rows: Sequence[Row]) -> None:
@@ -154,6 +154,13 @@ def print_markdown(rows: Sequence[Row]) -> None:
         if name.endswith("percent"):
             label = name.removesuffix("_percent").replace("_", " ")
             out(f"| {label} | {_percent(value)} | {TARGETS.get(name, '')} | {RIVAL.get(name, '')} |\n")
+    out("\n| predicted to meet a target at the | 1000/40: passes, false %, recall % | 500/30 |\n|---|---|---|\n")
+    for share, slo in found["slo"].items():
+        cells = [
+            f"{slo[f'passes {name}']}, {_percent(slo[f'percent {name}'])}, {_percent(slo[f'recall {name}'])}"
+            for name in ("1000/40", "500/30")
+        ]
+        out(f"| {share} quantile | " + " | ".join(cells) + " |\n")
     out("\n| GPU | engine | mode | models | rows | TTFT median, p90, bias, rank | TPOT | throughput |\n")
     out("|---|---|---|---|---|---|---|---|\n")
     for group in groups(rows):

@@ -2,8 +2,9 @@
 
 Columns: gpu_prefill, gpu_decode, engine, model, prefill_workers, prefill_parallel ("tp4 …"), decode_workers,
 decode_parallel, isl, osl, concurrency or request_rate, kv_transfer, and latencies as in points.py. Rows with the role
-"colocated" are the other arm of a comparison and are predicted as ordinary points. Rows whose attention runs data
-parallel, or whose worker counts are not stated, are named as not predicted.
+"colocated" are the other arm of a comparison and are predicted as ordinary points, `decode_workers` engines side by
+side. A worker whose attention runs data parallel ("attn_dp8") is that many engines that share their experts. Rows whose
+worker counts are not stated are named as not predicted.
 """
 
 from __future__ import annotations
@@ -48,8 +49,7 @@ class DisaggPoint:
     prefill_gpu: str
     prefill_workers: int | None
     decode_workers: int | None
-    prefill_tp: int
-    attention_dp: int
+    prefill_parallel: str
     transfer_bytes_per_s: float | None
 
 
@@ -70,26 +70,39 @@ def read_disagg(path: str | Path) -> list[DisaggPoint]:
 def _run(row: Mapping[str, str | None], line: int) -> DisaggPoint:
     prefill, decode = row.get("prefill_parallel") or "", row.get("decode_parallel") or ""
     users = re.match(r"\d+", row.get("concurrency") or "")
+    workers = [int(text) if (text := (row.get(name) or "").strip()).isdigit() else None for name in _WORKERS]
+    role = row.get("role") or "disagg"
     adapted = {
         **row,
         "gpu": row.get("gpu_decode") or row.get("gpu_prefill"),
         "batch_or_concurrency": users.group(0) if users else "",
         "mode": "online-concurrency" if users else "online-rate",
         "tp": str(_number(decode or prefill, "tp") or 1),
+        "replicas": str(workers[1] or 1) if role == "colocated" else "1",
         "request_rate": "" if users else row.get("request_rate"),
         "source_group": row.get("source_group") or "disaggregated runs",
     }
     bandwidth = re.search(r"([\d.]+) GB/s aggregate", row.get("kv_transfer") or "")
-    workers = [int(text) if (text := (row.get(name) or "").strip()).isdigit() else None for name in _WORKERS]
     return DisaggPoint(
-        point=lenient_point(adapted, line),
-        role=row.get("role") or "disagg",
+        point=_with_ranks(lenient_point(adapted, line), decode or prefill),
+        role=role,
         prefill_gpu=row.get("gpu_prefill") or "",
         prefill_workers=workers[0],
         decode_workers=workers[1],
-        prefill_tp=_number(prefill, "tp") or 1,
-        attention_dp=max(_number(prefill, "attn_dp") or 1, _number(decode, "attn_dp") or 1),
+        prefill_parallel=prefill,
         transfer_bytes_per_s=float(bandwidth.group(1)) * 1e9 if bandwidth else None,
+    )
+
+
+def _with_ranks(point: Point, parallel: str) -> Point:
+    """A point with the ranks of one side, such as "tp1 pp1 attn_dp8 moe_tp1 moe_ep8 bs16"."""
+    tp, dp = _number(parallel, "tp") or 1, _number(parallel, "attn_dp") or 1
+    return replace(
+        point,
+        tp=tp,
+        attention_dp=dp,
+        expert_parallel=_number(parallel, "moe_ep") or 0,
+        num_gpus=tp * dp * point.pp * point.replicas,
     )
 
 
@@ -103,15 +116,13 @@ def _number(text: str, name: str) -> int | None:
 
 def score_disagg(run: DisaggPoint, overhead_of: OverheadOf = shipped_overhead) -> Row:
     """Predict and score one run."""
-    if run.attention_dp > 1:
-        return _refused(run, "attention data parallelism is not modelled")
     if run.role == "colocated":
         return score_point(run.point, overhead_of)
     if not run.prefill_workers or not run.decode_workers:
         return _refused(run, "worker counts are not stated")
     try:
         decode = resolve(run.point)
-        prefill = resolve(replace(run.point, gpu=run.prefill_gpu, tp=run.prefill_tp))
+        prefill = resolve(replace(_with_ranks(run.point, run.prefill_parallel), gpu=run.prefill_gpu))
         overhead = overhead_of(run.point, decode)
         prediction = predict_disagg(run, prefill, decode, overhead)
     except UnpredictableError as error:
@@ -153,7 +164,7 @@ def predict_disagg(run: DisaggPoint, prefill: Setup, decode: Setup, overhead: En
 
 
 def _deployment(run: DisaggPoint, prefill: Setup, decode: Setup, overhead: EngineOverhead) -> Deployment:
-    workers = (run.prefill_workers or 1, run.decode_workers or 1)
+    workers = ((run.prefill_workers or 1) * prefill.dp, (run.decode_workers or 1) * decode.dp)
     nic = find_link(NIC)
     rates = [run.transfer_bytes_per_s or setup.tp * nic.achievable_bytes_per_s for setup in (prefill, decode)]
     links = [Link(f"prefill NIC {i}", rates[0]) for i in range(workers[0])]

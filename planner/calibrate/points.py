@@ -3,7 +3,7 @@
 Columns: id, source, date, gpu, num_gpus, engine, engine_version, mode (static-batch, online-concurrency, online-rate,
 offline), model, dtype, kv_dtype, tp, pp, isl, osl, batch_or_concurrency, request_rate (req/s, or "inf"),
 ttft_ms_{mean,p50,p99}, tpot_ms_{mean,p50,p99}, output_tok_s, total_tok_s, req_s, notes, replicas, inferred_fields,
-quality, source_group. Empty cells are unknown. Throughput is of the whole system.
+quality, source_group. Empty cells are unknown. Throughput is of the whole system, and so are users and rates.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,6 +68,8 @@ class Point:
     output_tokens_per_s: float | None
     notes: str
     quality: str
+    attention_dp: int = 1  # ranks that run attention each on sequences of their own, sharing the experts
+    expert_parallel: int = 0  # ranks that experts are spread over; 0: not stated
     problem: str = ""  # why the row could not be read; lengths are NaN then
 
 
@@ -125,9 +128,13 @@ class _BadCellError(Exception):
 
 
 def _point(row: Mapping[str, str | None], line: int) -> Point:
-    mode = _text(row, "mode")
-    tp, pp = _count(row, "tp") or 1, _count(row, "pp") or 1
-    replicas = _count(row, "replicas") or 1
+    mode, notes = _text(row, "mode"), _text(row, "notes")
+    pp, replicas, num_gpus = _count(row, "pp") or 1, _count(row, "replicas"), _count(row, "num_gpus")
+    tp = _count(row, "tp") or max(1, (num_gpus or 1) // (pp * (replicas or 1)))
+    attention_dp = _stated(notes, r"\b(?:attn_|attention[ _-])?dp ?= ?(\d+)") or 1
+    outside = attention_dp if num_gpus and tp * pp * attention_dp <= num_gpus else 1
+    if replicas is None:
+        replicas = max(1, (num_gpus or 1) // (tp * pp * outside))
     rate = _number(row, "request_rate", allow_inf=True)
     return Point(
         id=_text(row, "id") or f"row-{line}",
@@ -135,7 +142,7 @@ def _point(row: Mapping[str, str | None], line: int) -> Point:
         source_group=_text(row, "source_group") or _text(row, "source") or "this file",
         date=_text(row, "date"),
         gpu=_text(row, "gpu"),
-        num_gpus=_count(row, "num_gpus") or tp * pp * replicas,
+        num_gpus=num_gpus or tp * pp * replicas,
         engine=_text(row, "engine"),
         engine_version=_text(row, "engine_version"),
         mode=mode,
@@ -152,9 +159,17 @@ def _point(row: Mapping[str, str | None], line: int) -> Point:
         ttft=_latency(row, "ttft"),
         tpot=_latency(row, "tpot"),
         output_tokens_per_s=_number(row, "output_tok_s"),
-        notes=_text(row, "notes"),
+        notes=notes,
         quality=_text(row, "quality"),
+        attention_dp=attention_dp,
+        expert_parallel=_stated(notes, r"moe_ep ?= ?(\d+)"),
     )
+
+
+def _stated(notes: str, pattern: str) -> int:
+    """The number that a note states; 0 for none."""
+    found = re.search(pattern, notes, re.IGNORECASE)
+    return int(found.group(1)[:6]) if found else 0
 
 
 def _latency(row: Mapping[str, str | None], name: str) -> Latency:

@@ -42,6 +42,9 @@ REQUESTS_PER_USER = 10
 FEWEST_REQUESTS, MOST_REQUESTS = 40, 3000
 OFFLINE_REQUESTS = 2000
 
+MOST_ENGINES = 32
+"""Engines of one row that are simulated side by side; of more, one is, with its part of the load."""
+
 IN_HOUSE_LEAST_BUDGET = 2048
 """Chunk budget of NVIDIA's in-house sweeps: the prompt length, at least this. Not stated by the source but read off its
 TTFT, which with three engines follows this budget and no fixed one (docs/accuracy.md)."""
@@ -78,11 +81,14 @@ def prepare_for_many() -> None:
 
 def predict(point: Point, setup: Setup, overhead: EngineOverhead) -> Prediction:
     """Simulate one point. Raises UnpredictableError when no request could finish."""
+    engines = max(1, point.replicas) * setup.dp
+    together = point.mode.startswith("online") and engines <= MOST_ENGINES
+    point = point if together else _load_of_one(point, engines)
     step = setup_step_model(point, setup, overhead)
-    instance = serving_instance(point, setup, step)
     requests = make_requests(point)
     reserve = int(requests.output_tokens.mean()) if setup.generation.reserves_output else 0
-    deployment = Deployment(instances=(replace(instance, reserve_output_tokens=reserve),))
+    instance = replace(serving_instance(point, setup, step), reserve_output_tokens=reserve)
+    deployment = Deployment(instances=(instance,) * (engines if together else 1))
     front_end_s = overhead.request_s + overhead.request_token_s * float(requests.input_tokens.mean())
     arrivals, concurrency = serving_mode(point, len(requests))
     results = simulate(
@@ -92,6 +98,7 @@ def predict(point: Point, setup: Setup, overhead: EngineOverhead) -> Prediction:
         arrivals=arrivals,
         concurrency=concurrency,
         think_s=front_end_s if arrivals == "closed" else 0.0,
+        routing="least_loaded" if together and engines > 1 else "weighted",
         warmup_share=0.0,
         form="numba" if is_loaded() else "auto",
     )
@@ -104,13 +111,24 @@ def predict(point: Point, setup: Setup, overhead: EngineOverhead) -> Prediction:
         ttft_s = ttft_s + np.nan_to_num(run.tpot_s)
     if point.mode == "static-batch":
         ttft_s, tpot_s = _batch_latencies(run.ttft_s, run.end_s, requests.output_tokens)
-    replicas = max(1, point.replicas)
     return Prediction(
         ttft=latency_statistics(ttft_s),
         tpot=latency_statistics(tpot_s),
-        output_tokens_per_s=replicas * run.output_tokens / run.end_s,
+        output_tokens_per_s=(1 if together else engines) * run.output_tokens / run.end_s,
         basis_shares=step.basis_shares,
         notes=setup.notes,
+    )
+
+
+def _load_of_one(point: Point, engines: int) -> Point:
+    """What one of several equal engines gets of a load: its part of the users, of the batch or of the rate."""
+    if engines == 1:
+        return point
+    users, rate = point.concurrency, point.rate_req_per_s
+    return replace(
+        point,
+        concurrency=None if users is None else math.ceil(users / engines),
+        rate_req_per_s=None if rate is None else rate / engines,
     )
 
 

@@ -51,9 +51,10 @@ class Setup:
     ops: OpSource
     engine: Engine
     generation: Generation
-    tp: int
+    tp: int  # of attention
     pp: int
-    ep: int
+    ep: int  # beyond tp where attention runs data parallel
+    dp: int  # engines of tp × pp ranks that share their experts (or nothing, where the model is dense)
     weight_dtype: str  # of the op tables
     kv_dtype: str
     kv_capacity_tokens: int
@@ -78,6 +79,7 @@ def resolve(point: Point) -> Setup:
     )
     if generation is None:
         raise UnpredictableError(f"engine '{point.engine}' is not modelled")
+    tp, dp, ep = _parallelism(point, model)
     weight_dtype = _weight_dtype(point, model)
     kv_dtype = _kv_dtype(point, generation, weight_dtype)
     ops, ops_note = find_op_times(gpu, generation.engine)
@@ -88,9 +90,10 @@ def resolve(point: Point) -> Setup:
         ops=ops,
         engine=replace(find_engine("vllm"), block_tokens=generation.block_tokens),
         generation=generation,
-        tp=point.tp,
+        tp=tp,
         pp=point.pp,
-        ep=_expert_parallel(point, model),
+        ep=ep,
+        dp=dp,
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
         kv_capacity_tokens=0,
@@ -172,9 +175,21 @@ def _kv_dtype(point: Point, generation: Generation, weight_dtype: str) -> str:
     return _dtype(re.sub(r"\(.*", "", point.kv_dtype), "KV dtype")
 
 
-def _expert_parallel(point: Point, model: Model) -> int:
-    stated = re.search(r"moe_ep=(\d+)", point.notes)
-    return int(stated.group(1)) if stated and model.moe else 1
+def _parallelism(point: Point, model: Model) -> tuple[int, int, int]:
+    """(tensor ranks of attention, data-parallel ranks of attention, expert ranks).
+
+    Sources count data-parallel attention ranks among the tensor ranks (SGLang's --tp 8 --dp 8 is 8 GPUs) or beside
+    them; the number of GPUs tells. Experts are then spread over all of them; cutting each expert instead moves and
+    computes as much, and is taken as the same.
+    """
+    tp, dp = point.tp, point.attention_dp
+    if model.moe is not None and dp == 1 and "attention-dp" in point.notes.lower():
+        dp = tp
+    if dp > 1 and tp % dp == 0 and tp * point.pp * dp > point.num_gpus:
+        tp //= dp
+    if model.moe is None:
+        return tp, dp, 1
+    return tp, dp, max(point.expert_parallel, tp * dp if dp > 1 else 1)
 
 
 def _kv_capacity(setup: Setup, point: Point) -> int:

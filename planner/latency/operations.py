@@ -127,6 +127,11 @@ class Stage:
         return self.model.num_layers * self.layer_share
 
     @property
+    def data_parallel(self) -> int:
+        """Ranks that run attention data parallel and share their experts: experts spread over more than `tp` ranks."""
+        return max(1, self.ep // self.tp)
+
+    @property
     def linear_dtype(self) -> str:
         """Dtype of attention and dense GEMMs; mxfp4 models keep these in 16 bit."""
         return "bf16" if self.weight_dtype == "mxfp4" else self.weight_dtype
@@ -206,7 +211,7 @@ def _mlp_operations(stage: Stage, ops: OpSource, link: Link, tokens: FloatArray)
         "experts",
         count,
         ops.moe(
-            tokens,
+            tokens * stage.data_parallel,  # every rank brings as many
             hidden=moe.latent_size or model.hidden_size,
             inter=moe.moe_intermediate_size,
             topk=moe.experts_per_token,
@@ -216,8 +221,9 @@ def _mlp_operations(stage: Stage, ops: OpSource, link: Link, tokens: FloatArray)
             dtype=stage.weight_dtype,
         ),
     )
-    if stage.ep > stage.tp:  # experts spread over data-parallel ranks: tokens travel there and back
-        sent = tokens * moe.experts_per_token * model.hidden_size * ACTIVATION_BYTES / stage.ep
+    if stage.data_parallel > 1:  # tokens travel there and back, once to each rank that holds one of their experts
+        reached = stage.ep * (1.0 - (1.0 - 1.0 / stage.ep) ** moe.experts_per_token)
+        sent = tokens * reached * model.hidden_size * ACTIVATION_BYTES / stage.tp
         yield Operation("expert all-to-all", 2 * count, ops.all_to_all(sent, stage.ep, link))
     if moe.num_shared_experts:
         yield from _dense_mlp(stage, ops, "shared experts", moe.shared_width, count, tokens)

@@ -40,14 +40,10 @@ def test_ttft_of_a_lone_request_through_a_connector(tmp_path: Path) -> None:
 
 def test_what_cannot_be_predicted_says_why(tmp_path: Path) -> None:
     no_workers = mooncake_rows()[0].replace(",1,tp8,1,tp8,", ",,tp8,,tp8,")
-    data_parallel = mooncake_rows()[0].replace(",1,tp8,1,tp8,", ",1,tp1 attn_dp8,1,tp1 attn_dp8,")
     unreadable = mooncake_rows()[0].replace(",1024,128,", ",?,128,")
-    reasons = [
-        score_disagg(run).reason for run in read_disagg(written(tmp_path, no_workers, data_parallel, unreadable))
-    ]
+    reasons = [score_disagg(run).reason for run in read_disagg(written(tmp_path, no_workers, unreadable))]
     assert reasons[0] == "worker counts are not stated"
-    assert reasons[1] == "attention data parallelism is not modelled"
-    assert reasons[2].startswith("isl is '?'")
+    assert reasons[1].startswith("isl is '?'")
 
 
 def test_the_colocated_arm_is_an_ordinary_point(tmp_path: Path) -> None:
@@ -55,6 +51,18 @@ def test_the_colocated_arm_is_an_ordinary_point(tmp_path: Path) -> None:
     scored = score_disagg(read_disagg(written(tmp_path, row))[0])
     assert scored.generation == "vllm-v1"
     assert scored.predicted
+
+
+def test_a_worker_of_data_parallel_attention_is_several_engines(tmp_path: Path) -> None:
+    """Two colocated engines of TP 4, and a decode side of eight attention ranks that share their experts."""
+    two = mooncake_rows()[0].replace("disagg,H800", "colocated,H800", 1).replace(",1,tp8,1,tp8,", ",,tp4,2,tp4,")
+    assert read_disagg(written(tmp_path, two))[0].point.replicas == 2
+    shared = mooncake_rows()[0].replace(
+        "Qwen/Qwen3-8B,bf16,1,tp8,1,tp8", "deepseek-r1,fp8,1,tp8 attn_dp1 moe_ep8,1,tp1 attn_dp8 moe_ep8"
+    )
+    run = read_disagg(written(tmp_path, shared.replace("H800-80GB", "H200-SXM-141GB")))[0]
+    assert (run.point.tp, run.point.attention_dp, run.point.expert_parallel, run.point.num_gpus) == (1, 8, 8, 8)
+    assert score_disagg(run).predicted
 
 
 def test_files_are_told_apart_by_their_columns(tmp_path: Path) -> None:

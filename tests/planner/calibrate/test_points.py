@@ -63,3 +63,17 @@ def test_what_is_no_table_of_points_is_one_clear_error(tmp_path: Path, content: 
         read_points(written(tmp_path, content))
     assert len(caught.value.problems) == 1
     assert "measured.csv" in str(caught.value.problems[0])
+
+
+def test_replicas_and_ranks_follow_from_the_number_of_gpus(tmp_path: Path) -> None:
+    """Eight GPUs at TP 2 are four replicas where nothing else is said; at an unstated TP they are one engine."""
+
+    def only(**cells: object) -> tuple[int, int]:
+        found = read_points(written(tmp_path, one_row(**cells)))[0]
+        return found.tp, found.replicas
+
+    assert only(num_gpus=8, tp=2) == (2, 4)
+    assert only(num_gpus=8, tp="") == (8, 1)
+    assert only(num_gpus=8, tp="", replicas=2) == (4, 2)
+    assert only(num_gpus="", tp=4) == (4, 1)
+    assert only(num_gpus=8, tp=1, notes="attn_dp=8") == (1, 1)

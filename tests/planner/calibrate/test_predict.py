@@ -7,11 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from splitplan.catalogs.gpus import find_gpu
+from splitplan.catalogs.links import find_link
+from splitplan.catalogs.models import find_model
 from splitplan.planner.calibrate.points import Point, read_points
 from splitplan.planner.calibrate.predict import Prediction, make_requests, predict, setup_step_model
 from splitplan.planner.calibrate.resolve import resolve
 from splitplan.planner.latency.evaluate import step_seconds
+from splitplan.planner.latency.operations import Stage, token_operations
 from splitplan.planner.latency.overhead import EngineOverhead
+from splitplan.planner.latency.siblings import find_op_times
 from tests.planner.calibrate.rows import one_row
 
 PLAIN = EngineOverhead()
@@ -94,3 +99,63 @@ def test_lengths_are_drawn_as_the_source_describes_them(tmp_path: Path) -> None:
 def test_replicas_multiply_throughput(tmp_path: Path) -> None:
     one, two = predicted(tmp_path), predicted(tmp_path, replicas=2, num_gpus=2)
     assert two.output_tokens_per_s == pytest.approx(2 * one.output_tokens_per_s)
+
+
+def test_replicas_share_the_users_of_a_closed_loop(tmp_path: Path) -> None:
+    """32 users on four replicas are 8 users on each: the latencies of one replica with 8, and four times its output."""
+    cells: dict[str, object] = {"mode": "online-concurrency", "osl": 64}
+    one = predicted(tmp_path, **cells, batch_or_concurrency=8)
+    four = predicted(tmp_path, **cells, batch_or_concurrency=32, replicas=4, num_gpus=4)
+    assert four.tpot.mean_s == pytest.approx(one.tpot.mean_s, rel=0.05)
+    assert four.ttft.mean_s == pytest.approx(one.ttft.mean_s, rel=0.15)
+    assert four.output_tokens_per_s == pytest.approx(4 * one.output_tokens_per_s, rel=0.05)
+
+
+def test_replicas_share_the_batch_and_the_rate(tmp_path: Path) -> None:
+    batch = predicted(tmp_path, batch_or_concurrency=16, replicas=4, num_gpus=4)
+    assert batch.tpot.mean_s == predicted(tmp_path, batch_or_concurrency=4).tpot.mean_s
+    cells: dict[str, object] = {"mode": "online-rate", "isl": 1000, "osl": 200, "notes": "200 requests"}
+    crowded = predicted(tmp_path, **cells, request_rate=40)
+    spread = predicted(tmp_path, **cells, request_rate=40, replicas=8, num_gpus=8)
+    assert spread.tpot.mean_s < 0.8 * crowded.tpot.mean_s
+
+
+def test_attention_data_parallel_ranks_bring_their_tokens_to_shared_experts(tmp_path: Path) -> None:
+    """DeepSeek-R1 on 8 H200, 64 users: each rank decodes 8 sequences of its own, its experts see all 64."""
+    cells: dict[str, object] = {
+        "gpu": "H200-SXM-141GB",
+        "model": "deepseek-r1",
+        "dtype": "fp8",
+        "mode": "online-concurrency",
+        "batch_or_concurrency": 64,
+        "num_gpus": 8,
+        "osl": 32,
+        "tp": 8,
+    }
+    setup = resolve(point(tmp_path, **cells, notes="dp=8; 64 requests"))
+    assert (setup.tp, setup.dp, setup.ep) == (1, 8, 8)
+    beside = resolve(point(tmp_path, **{**cells, "tp": 1}, notes="moe_ep=8 attn_dp=8"))
+    assert (beside.tp, beside.dp, beside.ep) == (1, 8, 8)
+    tensor = resolve(point(tmp_path, **cells, notes="moe_ep=8 attn_dp=1"))
+    assert (tensor.tp, tensor.dp, tensor.ep) == (8, 1, 8)
+    # what the latents take is kept once by each rank, not eight times: room for many more sequences in all
+    assert 8 * setup.kv_capacity_tokens > 3 * tensor.kv_capacity_tokens
+    assert predict(point(tmp_path, **cells, notes="dp=8; 64 requests"), setup, PLAIN).tpot.mean_s > 0
+
+
+def test_experts_of_data_parallel_ranks_see_the_tokens_of_all() -> None:
+    """100 tokens on each of eight attention ranks are 800 for the experts: as 800 tokens under TP 8 with EP 8."""
+    gpu = find_gpu("h200")
+    ops, _ = find_op_times(gpu, "vllm")
+    model, link = find_model("deepseek-r1"), find_link("nvlink4")
+
+    def seconds(tp: int, tokens: float) -> dict[str, float]:
+        stage = Stage(model, tp, 1, 8, "fp8", "bf16")
+        operations = token_operations(stage, ops, link, np.array([tokens]))
+        return {operation.name: float(operation.seconds[0]) for operation in operations}
+
+    shared, tensor = seconds(1, 100.0), seconds(8, 800.0)
+    assert shared["experts"] == pytest.approx(tensor["experts"])
+    assert shared["expert all-to-all"] > 0
+    assert "expert all-to-all" not in tensor
+    assert "all-reduce" not in shared

@@ -15,15 +15,16 @@ import pytest
 from splitplan.planner.calibrate.accuracy import score_points, spread_of
 from splitplan.planner.calibrate.points import read_points
 from splitplan.planner.calibrate.score import (
+    BEST_GUESS,
     Row,
     Value,
     coverage_percent,
     errors,
-    false_pass_percent,
     groups,
     is_target,
     measured_values,
     rank_correlation,
+    slo_passes,
     statistics,
     total,
 )
@@ -54,13 +55,32 @@ def test_errors_are_relative_and_unpredicted_rows_are_infinite() -> None:
 
 
 def test_false_passes_count_promises_that_measured_worse() -> None:
-    """Promised at 1000/40: the upper end of the interval meets it. One of two such rows measured 1.3 s."""
+    """Promised at 1000/40: the high quantile meets it. One of two such rows measured 1.3 s; a third is not promised."""
     kept, broken, unsure = row(0.5, 0.02), row(1.3, 0.02, factor=0.5), row(0.95, 0.02)
-    found = false_pass_percent([kept, broken, unsure])
+    found = slo_passes([kept, broken, unsure], 0.95)
     assert (found["passes 1000/40"], found["false 1000/40"], found["percent 1000/40"]) == (2, 1, 50.0)
-    by_guess = false_pass_percent([kept, broken, unsure], promised=False)
-    assert (by_guess["passes 1000/40"], by_guess["false 1000/40"]) == (3, 1)
+    assert (found["met 1000/40"], found["recall 1000/40"]) == (2, 50.0)
+    by_guess = slo_passes([kept, broken, unsure], BEST_GUESS)
+    assert (by_guess["passes 1000/40"], by_guess["false 1000/40"], by_guess["recall 1000/40"]) == (3, 1, 100.0)
     assert found["percent"] == 50.0
+    assert found["recall_percent"] == 0.0  # at 500/30 the one row that met it is not promised
+
+
+def test_a_rule_that_refuses_everything_recalls_nothing() -> None:
+    """What was not predicted, and what was measured inside but refused, both count against the recall."""
+    found = slo_passes([row(0.99, 0.02), row(0.4, 0.02, reason="no tables")], 0.95)
+    assert (found["passes 1000/40"], found["percent 1000/40"], found["recall 1000/40"]) == (0, None, 0.0)
+
+
+def test_quantiles_hold_their_share_of_a_laplace_law() -> None:
+    """A spread that holds 90 % of Laplace log errors: 75, 90 and 95 % of draws lie below the quantiles of that name."""
+    rng = np.random.default_rng(0)
+    ratios = np.exp(rng.laplace(0.0, 0.1, 200_000))
+    value = Value("mean", 1.0, 1.0, 10**-0.1, 10**0.1)
+    assert value.quantile(0.5) == 1.0
+    assert value.quantile(0.95) == pytest.approx(value.high)
+    for share in (0.75, 0.9, 0.95):
+        assert float((ratios <= value.quantile(share)).mean()) == pytest.approx(share, abs=0.005)
 
 
 def test_rank_correlation_is_spearmans() -> None:
