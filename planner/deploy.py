@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from splitplan.catalogs.links import Link as CatalogLink
 from splitplan.catalogs.links import find_link
 from splitplan.planner.inputs import SolveInputs
 from splitplan.planner.latency.step import StepModel
 from splitplan.planner.latency.transfer import kv_transfer
 from splitplan.planner.plan import Instance, Pool, Route
-from splitplan.planner.simulate.deployment import Deployment, InstanceSpec, Link
+from splitplan.planner.simulate.deployment import Deployment, InstanceSpec, Link, PathCost
 from splitplan.planner.spec.fleet import Node
 
 ROUTER_HOP_S = 0.001
@@ -37,41 +37,36 @@ def deployment_of(
         for instance in pool.instances:
             order[instance.name] = len(specs)
             specs.append(_spec(pool, instance, entry_share[pool.role], steps[pool.name], links))
-    ways = _ways(pools, routes, links)
     return Deployment(
         instances=tuple(specs),
         links=tuple(links.links),
         kv_bytes_per_token=inputs.model.kv_bytes_per_token(_kv_dtype(pools)),
-        transfer_latency_s=ROUTER_HOP_S + max((link.latency_s for link in ways), default=0.0),
-        descriptor_s=max((link.per_descriptor_s for link in ways), default=0.0),
-        descriptors_per_block=_descriptors_per_block(pools, inputs),
+        transfer_latency_s=ROUTER_HOP_S,
         spine=links.spine,
         decode_emits_first_token=inputs.engine.decode_emits_first_token,
         routes={(order[route.prefill], order[route.decode]): route.share for route in routes},
+        path_costs=_path_costs(links.kinds, inputs),
     )
 
 
 def timed_routes(pools: Sequence[Pool], routes: Sequence[Route], deployment: Deployment) -> tuple[Route, ...]:
     """The routes with the time a KV transfer takes alone on them: a fixed part, and seconds per token."""
-    specs = {spec.name: spec for spec in deployment.instances}
+    order = {spec.name: index for index, spec in enumerate(deployment.instances)}
     block = max(pool.block_tokens for pool in pools)
-    per_token_descriptors_s = deployment.descriptor_s * deployment.descriptors_per_block / block
-    return tuple(
-        route.model_copy(
-            update={
-                "transfer_base_s": round(deployment.transfer_latency_s, 9),
-                "transfer_s_per_token": round(
-                    deployment.kv_bytes_per_token / _slowest(route, specs, deployment) + per_token_descriptors_s, 12
-                ),
-            }
-        )
-        for route in routes
-    )
+    timed = []
+    for route in routes:
+        prefill, decode = order[route.prefill], order[route.decode]
+        cost = deployment.path_cost(prefill, decode)
+        per_token_s = deployment.kv_bytes_per_token / _slowest(route, prefill, decode, deployment)
+        per_token_s += cost.descriptor_s * cost.descriptors_per_block / block
+        base_s, per_token_s = round(cost.latency_s, 9), round(per_token_s, 12)
+        timed.append(route.model_copy(update={"transfer_base_s": base_s, "transfer_s_per_token": per_token_s}))
+    return tuple(timed)
 
 
-def _slowest(route: Route, specs: Mapping[str, InstanceSpec], deployment: Deployment) -> float:
+def _slowest(route: Route, prefill_index: int, decode_index: int, deployment: Deployment) -> float:
     """Bytes per second of the slowest link on a route; infinite where nothing limits it."""
-    prefill, decode = specs[route.prefill], specs[route.decode]
+    prefill, decode = deployment.instances[prefill_index], deployment.instances[decode_index]
     if route.path == "same-node":
         used = [prefill.local_link] if prefill.local_link is not None else []
     elif route.path == "same-rack":
@@ -82,6 +77,17 @@ def _slowest(route: Route, specs: Mapping[str, InstanceSpec], deployment: Deploy
     return min((deployment.links[link].bytes_per_s for link in used), default=float("inf"))
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What an instance brings to the cost of a transfer beside its bytes."""
+
+    role: str
+    tensor_parallel: int
+    kv_dtype: str
+    gpu_link: str
+    nic_link: str | None
+
+
 class _Links:
     """The fleet's links, numbered as they are first used."""
 
@@ -89,6 +95,7 @@ class _Links:
         fleet = inputs.fleet
         self.links: list[Link] = []
         self._numbers: dict[str, int] = {}
+        self.kinds: dict[Kind, int] = {}
         self._nodes = {node.name: node for node in fleet.nodes}
         self._uplinks = {rack.name: rack.uplink_bytes_per_s for rack in fleet.racks}
         self.spine = None if fleet.spine_bytes_per_s is None else self.number("spine", fleet.spine_bytes_per_s)
@@ -99,6 +106,12 @@ class _Links:
             self._numbers[name] = len(self.links)
             self.links.append(Link(name, bytes_per_s))
         return self._numbers[name]
+
+    def kind(self, pool: Pool, instance: Instance) -> int:
+        """Number of the kind of path end that an instance is, made now if it is new."""
+        node = self.node(instance)
+        kind = Kind(pool.role, pool.tensor_parallel, pool.kv_dtype, node.gpu_link, node.nic_link)
+        return self.kinds.setdefault(kind, len(self.kinds))
 
     def local(self, pool: Pool, instance: Instance) -> int:
         """Between GPUs of the instance's own node."""
@@ -124,15 +137,23 @@ class _Links:
         return self._nodes[instance.gpus[0].node]
 
 
-def _ways(pools: Sequence[Pool], routes: Sequence[Route], links: _Links) -> list[CatalogLink]:
-    """Kinds of link that KV takes on these routes: the GPUs' own inside a node, the NICs of both ends otherwise."""
-    instances = {instance.name: instance for pool in pools for instance in pool.instances}
-    names: set[str] = set()
-    for route in routes:
-        ends = [links.node(instances[route.prefill]), links.node(instances[route.decode])]
-        inside = route.path == "same-node"
-        names |= {ends[0].gpu_link} if inside else {node.nic_link for node in ends if node.nic_link}
-    return [find_link(name) for name in sorted(names)]
+def _path_costs(kinds: Mapping[Kind, int], inputs: SolveInputs) -> dict[tuple[int, int, bool], PathCost]:
+    """Latency and descriptors between any two kinds: over the GPUs' own link inside a node, else by the slower NIC."""
+    costs = {}
+    for sender, prefill in kinds.items():
+        for receiver, decode in kinds.items():
+            if sender.role != "prefill" or receiver.role != "decode":
+                continue
+            descriptors = _descriptors_per_block(sender, receiver, inputs)
+            for inside in (True, False):
+                names = [sender.gpu_link] if inside else [end.nic_link for end in (sender, receiver) if end.nic_link]
+                links = [find_link(name) for name in names]
+                costs[prefill, decode, inside] = PathCost(
+                    latency_s=ROUTER_HOP_S + max((link.latency_s for link in links), default=0.0),
+                    descriptor_s=max((link.per_descriptor_s for link in links), default=0.0),
+                    descriptors_per_block=descriptors,
+                )
+    return costs
 
 
 def _spec(pool: Pool, instance: Instance, entry_share: float, step: StepModel, links: _Links) -> InstanceSpec:
@@ -148,6 +169,7 @@ def _spec(pool: Pool, instance: Instance, entry_share: float, step: StepModel, l
         share=instance.share * entry_share,
         node=node.name,
         rack=node.rack,
+        kind=links.kind(pool, instance),
         local_link=links.local(pool, instance) if pool.role == "prefill" else None,
         egress=links.way(pool, instance, "out") if pool.role == "prefill" else (),
         ingress=links.way(pool, instance, "in") if pool.role == "decode" else (),
@@ -158,16 +180,9 @@ def _kv_dtype(pools: Sequence[Pool]) -> str:
     return pools[0].kv_dtype
 
 
-def _descriptors_per_block(pools: Sequence[Pool], inputs: SolveInputs) -> float:
-    """Descriptors that one rank pair posts for a block of tokens; the most of any pair of pools."""
-    prefill = {pool.tensor_parallel for pool in pools if pool.role == "prefill"}
-    decode = {pool.tensor_parallel for pool in pools if pool.role == "decode"}
+def _descriptors_per_block(sender: Kind, receiver: Kind, inputs: SolveInputs) -> float:
+    """Descriptors that one rank pair posts for a block of tokens."""
     block = inputs.engine.block_tokens
-    most = 0.0
-    for prefill_tp in prefill:
-        for decode_tp in decode:
-            piece = kv_transfer(
-                inputs.model, _kv_dtype(pools), block, prefill_tp=prefill_tp, decode_tp=decode_tp, block_tokens=block
-            )
-            most = max(most, piece.num_descriptors / piece.parallel_ranks)
-    return most
+    tps = {"prefill_tp": sender.tensor_parallel, "decode_tp": receiver.tensor_parallel}
+    piece = kv_transfer(inputs.model, sender.kv_dtype, block, block_tokens=block, **tps)
+    return piece.num_descriptors / piece.parallel_ranks

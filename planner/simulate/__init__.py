@@ -1,6 +1,6 @@
 """Queues, batches, KV memory and links, step by step: the judge of every plan."""
 
-from splitplan.planner.simulate.deployment import Change, Deployment, InstanceSpec, Link
+from splitplan.planner.simulate.deployment import Change, Deployment, InstanceSpec, Link, PathCost
 from splitplan.planner.simulate.goodput import Goodput, goodput, simulate_until
 from splitplan.planner.simulate.results import Results, Run, combine
 from splitplan.planner.simulate.run import simulate

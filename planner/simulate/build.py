@@ -81,11 +81,13 @@ class _Rows:
 
     def __init__(self, deployment: Deployment, requests: Requests) -> None:
         lanes = sum(max(instance.step.num_stages, 1) for instance in deployment.instances)
-        # A transfer holds KV of its request, so that there are never more than requests; one row more is scratch.
-        counts = (lanes, len(requests), len(requests) + 2, len(deployment.links))
-        widths = (at.E_WIDTH, at.R_WIDTH, at.F_WIDTH, at.L_WIDTH)
+        num_instances = len(deployment.instances)
+        flows = _most_flows(deployment, requests) + lanes
+        ways = min(flows, num_instances**2) + num_instances + 1  # between instances, from each host, from the store
+        counts = (lanes, len(requests), flows, ways, len(deployment.links) + num_instances + 1)
+        widths = (at.E_WIDTH, at.R_WIDTH, at.F_WIDTH, at.W_WIDTH, at.L_WIDTH)
         offsets = np.cumsum([at.G_WIDTH, *(count * width for count, width in zip(counts, widths, strict=True))])
-        names = ("engines", "requests", "flows", "links")
+        names = ("engines", "requests", "flows", "ways", "links")
         self.first = dict(zip(names, (int(offset) for offset in offsets[:-1]), strict=True))
         self.shape = dict(zip(names, zip(counts, widths, strict=True), strict=True))
         self.ints: IntArray = np.zeros(offsets[-1], dtype=np.int64)
@@ -119,6 +121,14 @@ class _Rows:
     def link_handle(self, link: int | None) -> int:
         """A link's handle; -1 for none."""
         return -1 if link is None else self.first["links"] + link * at.L_WIDTH
+
+
+def _most_flows(deployment: Deployment, requests: Requests) -> int:
+    """Transfers at a time: each holds KV blocks at its receiver, but for prompts of one token."""
+    if (np.asarray(requests.input_tokens) <= 1).any():
+        return len(requests)
+    blocks = sum(instance.kv_capacity_tokens // instance.block_tokens for instance in deployment.instances)
+    return min(len(requests), blocks)
 
 
 def _fill_requests(rows: _Rows, requests: Requests, seed: int) -> None:
@@ -172,11 +182,8 @@ def _add_caches(rows: _Rows, deployment: Deployment, requests: Requests, roles: 
         engine[at.E_CACHE] = _add_cache(rows, len(known), 0)
         if instance.host_cache_tokens:
             engine[at.E_HOST_CACHE] = _add_cache(rows, len(known), instance.host_cache_tokens // prefix.block_tokens)
-            lanes = slice(row, row + max(instance.step.num_stages, 1))
-            rows.floats_of("engines")[lanes, at.E_HOST_RATE] = instance.host_cache_bytes_per_s
     if deployment.store_tokens:
         ints[at.G_STORE] = _add_cache(rows, len(known), deployment.store_tokens // prefix.block_tokens)
-        rows.floats[at.G_STORE_RATE] = deployment.store_bytes_per_s
 
 
 def _add_cache(rows: _Rows, num_blocks: int, capacity: int) -> int:
@@ -217,7 +224,16 @@ def _home_rows(rows: _Rows) -> IntArray:
 
 
 def _fill_links(rows: _Rows, deployment: Deployment) -> None:
-    rows.floats_of("links")[:, at.L_CAPACITY] = [link.bytes_per_s for link in deployment.links]
+    """The links of the fabric, then one to each instance's host memory, then one to the store."""
+    ints = rows.ints_of("links")
+    ints[:, [at.L_FIRST, at.L_NEXT, at.L_WAY]] = -1
+    rates = [link.bytes_per_s for link in deployment.links]
+    rates += [instance.host_cache_bytes_per_s for instance in deployment.instances]
+    rows.floats_of("links")[:, at.L_CAPACITY] = [*rates, deployment.store_bytes_per_s]
+    homes = rows.ints_of("engines")[lane_rows(deployment)]
+    homes[:, at.E_HOST_LINK] = [rows.link_handle(len(deployment.links) + k) for k in range(len(homes))]
+    rows.ints_of("engines")[lane_rows(deployment)] = homes
+    rows.ints[at.G_STORE_LINK] = rows.link_handle(len(rates))
 
 
 def _fill_globals(rows: _Rows, deployment: Deployment) -> None:
@@ -227,7 +243,10 @@ def _fill_globals(rows: _Rows, deployment: Deployment) -> None:
     first, (count, width) = rows.first["requests"], rows.shape["requests"]
     ints[at.G_FIRST_REQUEST], ints[at.G_END_REQUEST] = first, first + count * width
     ints[at.G_NEXT] = first
-    ints[at.G_FIRST_FLOW] = ints[at.G_END_FLOW] = rows.first["flows"]
+    ints[at.G_END_FLOW] = rows.first["flows"]
+    ints[at.G_FIRST_WAY] = ints[at.G_END_WAY] = rows.first["ways"]
+    ints[[at.G_FREE_FLOW, at.G_FREE_WAY, at.G_TRAILING]] = -1
+    ints[at.G_WAYS] = rows.add_ints(np.zeros(rows.shape["ways"][0], dtype=np.int64))
     ints[at.G_FIRST_LINK] = rows.first["links"]
     ints[at.G_GAPS] = rows.add_ints(np.zeros(len(GAP_EDGES_S), dtype=np.int64))
     ints[at.G_EDGES] = rows.add_floats(GAP_EDGES_S)
@@ -238,9 +257,21 @@ def _fill_globals(rows: _Rows, deployment: Deployment) -> None:
     floats[at.G_KV_BYTES_PER_TOKEN] = deployment.kv_bytes_per_token
     if deployment.indices("prefill") and deployment.indices("decode"):
         ints[at.G_LAYERWISE] = int(deployment.layerwise_layers > 0)
-        floats[at.G_TRANSFER_LATENCY_S] = deployment.transfer_latency_s
-        floats[at.G_BLOCK_COST_S] = deployment.descriptor_s * deployment.descriptors_per_block
+    _fill_costs(rows, deployment)
     floats[at.G_LAST_LAYER_SHARE] = 1.0 / max(deployment.layerwise_layers, 1)
+
+
+def _fill_costs(rows: _Rows, deployment: Deployment) -> None:
+    """Latency and cost per block of every kind of path; nothing where KV comes from outside."""
+    kinds = 1 + max(instance.kind for instance in deployment.instances)
+    costs = np.zeros((kinds, kinds, 2, at.COST_WIDTH))
+    if deployment.indices("prefill") and deployment.indices("decode"):
+        known = deployment.path_costs
+        for sender, receiver, inside in np.ndindex(kinds, kinds, 2):
+            cost = known.get((sender, receiver, bool(inside)), deployment.own_cost)
+            costs[sender, receiver, inside, :2] = cost.latency_s, cost.descriptor_s * cost.descriptors_per_block
+    rows.ints[at.G_KINDS] = kinds
+    rows.ints[at.G_COSTS] = rows.add_floats(costs)
 
 
 def _fill_engines(rows: _Rows, deployment: Deployment, changes: Sequence[Change]) -> None:
@@ -306,7 +337,7 @@ def _instance_fields(rows: _Rows, instance: InstanceSpec) -> dict[int, int]:
     for field, links in ((at.E_EGRESS, instance.egress), (at.E_INGRESS, instance.ingress)):
         for k in range(2):
             fields[field + k] = rows.link_handle(links[k] if k < len(links) else None)
-    fields |= {at.E_CACHE: -1, at.E_HOST_CACHE: -1}
+    fields |= {at.E_CACHE: -1, at.E_HOST_CACHE: -1, at.E_READ_FLOW: -1, at.E_WAYS: -1, at.E_KIND: instance.kind}
     for field in (at.E_LATEST, at.E_PARTIAL, at.E_WAIT_HEAD, at.E_INCOMING_HEAD, at.E_READY_HEAD, at.E_PROMPTS):
         fields[field] = -1
     return fields

@@ -95,6 +95,7 @@ from splitplan.planner.simulate.layout import (
 from splitplan.planner.simulate.lifecycle import release, settle_drain
 from splitplan.planner.simulate.prefix import free_kv
 from splitplan.planner.simulate.queues import push_back, set_wake
+from splitplan.planner.simulate.reads import cancel_reads
 from splitplan.planner.simulate.running import blocks_for
 from splitplan.planner.simulate.runs import advance, wake_idle_lanes
 from splitplan.planner.simulate.steptime import run_end_s, steps_until
@@ -189,6 +190,7 @@ def _stop_lane(world: World, lane: int, now_s: float) -> None:
             steps -= 1
         advance(world, lane, max(0, steps - ints[lane + E_RUN_DONE]))
         floats[lane + E_BUSY_S] += max(0.0, now_s - floats[lane + E_RUN_START_S])
+    cancel_reads(world, lane, now_s)
     request = ints[lane + E_LATEST]
     while request >= 0:
         left = ints[request + R_FINISH_STEP] - ints[lane + E_STEPS]

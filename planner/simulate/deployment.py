@@ -48,9 +48,19 @@ class InstanceSpec:
     scheduler: Scheduler = "vllm"  # sglang: prompts first, decodes wait; static: as sglang, and nobody joins a batch
     node: str = ""
     rack: str = ""
+    kind: int = 0  # which entries of Deployment.path_costs are its own
     local_link: int | None = None
     egress: tuple[int, ...] = ()  # NIC out, leaf up
     ingress: tuple[int, ...] = ()  # NIC in, leaf down
+
+
+@dataclass(frozen=True, slots=True)
+class PathCost:
+    """What a transfer costs beside its bytes, on one kind of path."""
+
+    latency_s: float  # hand-shake, router hop
+    descriptor_s: float
+    descriptors_per_block: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,9 @@ class Deployment:
     With prefill instances only, a request ends with its prefill; with decode instances only, it arrives with its KV at
     hand: both are for looking at one side alone. `routes` holds shares by (prefill index, decode index); without it the
     decode instances' own shares decide.
+
+    `path_costs` holds, by (kind of prefill instance, kind of decode instance, whether both are in one node), what goes
+    for these paths in place of the deployment's own `transfer_latency_s`, `descriptor_s` and `descriptors_per_block`.
     """
 
     instances: tuple[InstanceSpec, ...]
@@ -91,10 +104,22 @@ class Deployment:
     store_bytes_per_s: float = 0.0
     decode_keeps_prefix: bool = False  # what the prefix cache saves is not transferred either
     routes: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    path_costs: Mapping[tuple[int, int, bool], PathCost] = field(default_factory=dict)
 
     def indices(self, *roles: InstanceRole) -> list[int]:
         """Positions of the instances that have one of these roles."""
         return [index for index, instance in enumerate(self.instances) if instance.role in roles]
+
+    def path_cost(self, prefill: int, decode: int) -> PathCost:
+        """What a transfer between two instances (by position) costs beside its bytes."""
+        sender, receiver = self.instances[prefill], self.instances[decode]
+        inside = prefill == decode or (sender.node == receiver.node and bool(sender.node))
+        return self.path_costs.get((sender.kind, receiver.kind, inside), self.own_cost)
+
+    @property
+    def own_cost(self) -> PathCost:
+        """What goes for paths that `path_costs` does not name."""
+        return PathCost(self.transfer_latency_s, self.descriptor_s, self.descriptors_per_block)
 
 
 def check_deployment(deployment: Deployment) -> None:
@@ -149,6 +174,9 @@ def _cost_problems(deployment: Deployment) -> list[Problem]:
         value = getattr(deployment, key)
         if not 0 <= value < math.inf:
             problems.append(Problem(f"{value}", key=key, expected="a finite number from 0 on"))
+    for path, cost in deployment.path_costs.items():
+        if not all(0 <= value < math.inf for value in (cost.latency_s, cost.descriptor_s, cost.descriptors_per_block)):
+            problems.append(Problem(f"cost of path {path} is {cost}", expected="finite numbers from 0 on"))
     for step in {id(instance.step): instance.step for instance in deployment.instances}.values():
         tables = (step.host_s, step.token_s, step.sequence_s, step.prefill_attention_s, step.decode_attention_s)
         scalars = np.array([*step.overhead_s, step.gap_s, step.handoff_s])
@@ -189,6 +217,8 @@ def _instance_problems(instance: InstanceSpec, deployment: Deployment) -> Sequen
         wrong.append(("watermark", instance.watermark, "a share below 1"))
     if instance.host_cache_tokens < 0 or (instance.host_cache_tokens and not instance.host_cache_bytes_per_s > 0):
         wrong.append(("host_cache_tokens", instance.host_cache_tokens, "at least 0, with host_cache_bytes_per_s"))
+    if instance.kind < 0:
+        wrong.append(("kind", instance.kind, "at least 0"))
     if instance.reserve_output_tokens < 0:
         wrong.append(("reserve_output_tokens", instance.reserve_output_tokens, "at least 0"))
     used = [*instance.egress, *instance.ingress, *([] if instance.local_link is None else [instance.local_link])]

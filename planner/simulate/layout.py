@@ -69,8 +69,8 @@ G_FIRST_ENGINE = 0
 G_END_ENGINE = 1
 G_FIRST_REQUEST = 2
 G_END_REQUEST = 3
-G_FIRST_FLOW = 4
-G_END_FLOW = 5  # one past the last active transfer; their rows are dense
+G_FREE_FLOW = 4  # rows given back, linked through F_LEFT
+G_END_FLOW = 5  # rows from here on have never been used
 G_LEAVES = 6
 G_TREE = 7  # tournament over the sources of events
 G_WAKE = 8  # floats: next event of each source
@@ -107,16 +107,28 @@ G_RESTARTS = 40
 G_DECODE_ALONE = 41  # 1: decode instances take new requests, prefilled elsewhere
 G_FIRST_LINK = 33
 G_CACHED_ON_DECODE = 32  # 1: what the prefix cache saves is not transferred either
+G_FIRST_WAY = 42
+G_FREE_WAY = 43  # rows given back, linked through W_NEXT
+G_END_WAY = 44  # rows from here on have never been used
+G_WAYS = 45  # offset of the list of ways in use
+G_WAY_COUNT = 46
+G_TRAILING = 47  # heap of the flows whose bytes are through: only latency is left
+G_ORDER = 48  # flows started so far
+G_STAMP = 49  # links and ways marked with it belong to the neighbourhood being shared anew
+G_KINDS = 50  # kinds of instances that G_COSTS tells apart
+G_COSTS = 51  # floats: [kind of sender, kind of receiver, 1 inside a node, 3]: latency, per block, per windowed block
+G_STORE_LINK = 52
+G_WINDOW = 53  # tokens that layers with a window see
+G_LIMITS = 54  # floats: the distinct limits on inter-token times
+G_LIMIT_COUNT = 55
 G_WIDTH = 64
 
 # Globals, floats
 G_NOW = 0
 G_KV_BYTES_PER_TOKEN = 1
-G_TRANSFER_LATENCY_S = 2
-G_BLOCK_COST_S = 3  # per KV block of the receiving engine
+G_WINDOWED_BYTES_PER_TOKEN = 2  # of them, in layers with a window
 G_LAST_LAYER_SHARE = 4
 G_THINK_S = 5
-G_STORE_RATE = 6  # bytes/s out of the shared store
 
 # Engines, integers: what it is
 E_INDEX = 0  # among all engines: its source of events
@@ -186,6 +198,17 @@ E_HOST_CACHE = 64  # home: prefix cache in host memory; -1: none
 E_HASH_BLOCKS = 65  # KV blocks of one block of the prefix cache
 E_UP = 66  # home: takes requests (UP), finishes what it has (DRAINING), or is down (0)
 E_NEXT_ROLE = 67
+E_FULL_PAGES = 68  # pages of one block in the layers that keep every token
+E_WINDOW_PAGES = 69  # and in those that keep a window; 0: there are none, or the engine does not free what left it
+E_PROMPT_BLOCKS = 70  # most blocks that a prompt holds in layers with a window
+E_LEAVING = 71  # offset: sequences past the window whose oldest block leaves it at steps ≡ p (mod block_tokens)
+E_CROSSING = 72  # offset: sequences whose first block leaves the window at step s, at s modulo the size
+E_CROSSING_SIZE = 73
+E_KIND = 74  # row and column of G_COSTS
+E_WAYS = 75  # home: ways in use that start here, linked through W_NEXT
+E_HOST_LINK = 76  # home: the link that reads from host memory share
+E_READ_FLOW = 77  # the read that the current step waits for; -1: none
+E_SLOW = 78  # offset: steps so far that were longer than each limit on inter-token times
 E_LANE = 57  # number of this lane; its row also holds the state of the stage of that number
 E_WIDTH = 96
 
@@ -206,7 +229,8 @@ E_READY_S = 12  # pipelines: when the lane's last step ended
 E_STAGE_FREE_S = 13  # pipelines: when the stage of this lane's number is free
 E_HANDOFF_S = 14
 E_PAUSED_S = 16  # since the last step in which sequences decoded
-E_HOST_RATE = 17  # bytes/s out of the host's cache
+E_HOST_READ_BYTES = 17  # KV that the step being built reads from host memory
+E_STORE_READ_BYTES = 20  # and from the shared store
 E_BACK_S = 18  # home: when it is up again
 E_RELOAD_S = 19  # home: from drained to up in the next role
 E_STAGE_S = 15  # time of the current step on one stage
@@ -234,7 +258,10 @@ R_SHARED = 16  # leading prompt blocks it shares with a prefix cache
 R_PREFIX = 17  # offset of its prompt blocks' numbers
 R_PREFIX_COUNT = 18  # whole blocks of its prompt
 R_AT = 19  # the instance it waits or runs at
-R_WIDTH = 20
+R_FLOW = 20  # the transfer of its KV; -1: none
+R_SLOW_GAPS = 21  # inter-token times longer than its limit; while it decodes, less E_SLOW when it joined
+R_LIMIT = 22  # which limit on inter-token times is its own; -1: none
+R_WIDTH = 23
 
 # Requests, floats
 R_ARRIVAL_S = 0
@@ -248,23 +275,46 @@ R_DRAW_ENTRY = 7  # uniform draws for routing
 R_DRAW_DECODE = 8
 R_FLOWN_S = 9  # layer-wise: when the bytes were through, before prefill ended
 
-# Transfers, integers
-F_REQUEST = 0
-F_LINKS = 1  # links it still loads; 0 while only latency is left
-F_LINK = 2  # up to six handles
-F_WIDTH = 8
-MAX_PATH = 6
+# Flows, integers and floats: one transfer, or one engine's read from host memory or the store
+F_OWNER = 0  # request or engine
+F_IS_READ = 1
+F_WAY = 2  # the way its bytes take; -1 once they are through
+F_LEFT = 3  # heap
+F_RIGHT = 4
+F_ORDER = 5  # breaks ties
+F_WIDTH = 6
+F_KEY = 0  # in a way: W_SERVED at which its bytes are through; in G_TRAILING: seconds
 
-# Transfers, floats
-F_LEFT_BYTES = 0
-F_RATE = 1
-F_SINCE_S = 2
-F_END_S = 3
+# Ways, integers: all flows that cross the same links, and so get the same rate
+W_SENDER = 0  # instances; -1 for reads
+W_RECEIVER = 1
+W_NEXT = 2  # in the sender's list
+W_FLOWS = 3
+W_HEAP = 4  # its flows, first to finish on top
+W_SLOT = 5  # its place in G_WAYS
+W_LINKS = 6
+W_STAMP = 7
+W_LINK = 8  # up to five handles
+W_LATER = 13  # the next crossing in each link's list
+W_EARLIER = 18
+W_WIDTH = 23
+MAX_PATH = 5
+COST_WIDTH = 3
+
+# Ways, floats
+W_RATE = 0  # of each flow
+W_SERVED = 1  # bytes that a flow present from the beginning had got at W_SINCE_S
+W_SINCE_S = 2
+W_END_S = 3
 
 # Links, integers and floats
 L_FLOWS = 0
 L_UNFIXED = 1
-L_WIDTH = 2
+L_FIRST = 2  # list of ways that cross it: their handles plus their link's number
+L_STAMP = 3
+L_NEXT = 4  # in the list of links being shared anew
+L_WAY = 5  # the way of the reads that take this link alone
+L_WIDTH = 6
 L_CAPACITY = 0
 L_LEFT = 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from splitplan.planner.simulate.changes import changes_due
+from splitplan.planner.simulate.delivery import flows_due
 from splitplan.planner.simulate.engine import boundary, one_step
 from splitplan.planner.simulate.intake import dispatch
 from splitplan.planner.simulate.layout import (
@@ -28,7 +29,6 @@ from splitplan.planner.simulate.layout import (
     World,
 )
 from splitplan.planner.simulate.queues import set_wake
-from splitplan.planner.simulate.transfer import flows_due
 
 
 def run_events(world: World, until_s: float) -> None:

@@ -4,8 +4,8 @@ A cache has a header (oldest, newest, unreferenced entries, capacity) and three 
 requests use it (−1: not held), and its neighbours in the queue of unreferenced ones, oldest first (LRU).
 
 In an instance's HBM, blocks in use are counted like any KV; unreferenced ones are part of E_KV_FREE and give way when
-it shrinks. Host and store hold copies of every prompt block computed (write-through) up to their capacity; reading them
-takes time in the step that admits the prompt.
+it shrinks. Host and store hold copies of every prompt block computed (write-through) up to their capacity; the step
+that admits a prompt waits for what it reads from them (reads.py).
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from splitplan.planner.simulate.layout import (
     E_HASH_BLOCKS,
     E_HOME,
     E_HOST_CACHE,
-    E_HOST_RATE,
+    E_HOST_READ_BYTES,
     E_KV_FREE,
-    E_STEP_ATTENTION_S,
+    E_STORE_READ_BYTES,
     G_HASH_TOKENS,
     G_KV_BYTES_PER_TOKEN,
     G_STORE,
-    G_STORE_RATE,
     R_CACHED,
     R_PREFIX,
     R_PREFIX_COUNT,
@@ -144,9 +143,9 @@ def _read_tiers(world: World, engine: int, request: int, held: int) -> int:
     known = held
     while known < ints[request + R_PREFIX_COUNT]:
         if host >= 0 and ints[_slot(world, host, request, known) + C_REFERENCES] >= 0:
-            world.floats[engine + E_STEP_ATTENTION_S] += block_bytes / world.floats[engine + E_HOST_RATE]
+            world.floats[engine + E_HOST_READ_BYTES] += block_bytes
         elif store >= 0 and ints[_slot(world, store, request, known) + C_REFERENCES] >= 0:
-            world.floats[engine + E_STEP_ATTENTION_S] += block_bytes / world.floats[G_STORE_RATE]
+            world.floats[engine + E_STORE_READ_BYTES] += block_bytes
         else:
             break
         known += 1

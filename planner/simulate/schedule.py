@@ -13,11 +13,14 @@ from splitplan.planner.simulate.intake import ask_decoder, has_decode_left, reco
 from splitplan.planner.simulate.layout import (
     E_BLOCK_TOKENS,
     E_BUDGET_TOKENS,
+    E_BUSY_S,
     E_DECODING,
     E_HOME,
+    E_HOST_READ_BYTES,
     E_INCOMING_HEAD,
     E_JOINED_COUNT,
     E_KV_FREE,
+    E_LANES,
     E_LATEST,
     E_MAX_SEQS,
     E_OPEN,
@@ -30,12 +33,15 @@ from splitplan.planner.simulate.layout import (
     E_PROMPTS_TAIL,
     E_READY_HEAD,
     E_ROLE,
+    E_RUN_START_S,
     E_RUNNING,
+    E_STAGE_FREE_S,
     E_STATIC,
     E_STEP_ATTENTION_S,
     E_STEP_PROMPTS,
     E_STEP_TOKENS,
     E_STEPS,
+    E_STORE_READ_BYTES,
     E_WAIT_HEAD,
     G_LAYERWISE,
     G_PREEMPTIONS,
@@ -59,8 +65,9 @@ from splitplan.planner.simulate.layout import (
 )
 from splitplan.planner.simulate.prefix import blocks_to_take, claim_prefix, free_kv, trim_cache
 from splitplan.planner.simulate.queues import pop_front, push_front
+from splitplan.planner.simulate.reads import begin_reads, must_read
 from splitplan.planner.simulate.running import blocks_for, join_running, leave_running, may_take
-from splitplan.planner.simulate.runs import start_run
+from splitplan.planner.simulate.runs import start_run, wake_idle_lanes
 from splitplan.planner.simulate.steptime import prefill_attention_s, run_end_s
 from splitplan.planner.simulate.transfer import delivered_tokens, start_transfer
 
@@ -72,7 +79,26 @@ def schedule(world: World, engine: int, now_s: float) -> None:
     while ints[engine + E_PREEMPTED] == 1 and ints[engine + E_DECODING] + ints[engine + E_STEP_TOKENS] == 0:
         _build_step(world, engine, now_s)  # all were preempted: their room goes to those that wait
     trim_cache(world, engine)
-    start_run(world, engine, now_s)
+    if must_read(world, engine):
+        begin_reads(world, engine, now_s)
+    else:
+        start_run(world, engine, now_s)
+        _record_joined(world, engine)
+
+
+def start_after_reads(world: World, engine: int, now_s: float) -> None:
+    """All that the step waited for is read: it computes. The wait is part of it; on a pipeline, only of the lane's."""
+    ints = world.ints
+    begun_s = world.floats[engine + E_RUN_START_S]
+    if ints[engine + E_LANES] > 1:
+        home = ints[engine + E_HOME]
+        world.floats[home + E_STAGE_FREE_S] = now_s
+        start_run(world, engine, now_s)
+        world.floats[engine + E_BUSY_S] += now_s - begun_s
+        wake_idle_lanes(world, home, world.floats[home + E_STAGE_FREE_S])
+    else:
+        world.floats[engine + E_STEP_ATTENTION_S] += now_s - begun_s
+        start_run(world, engine, begun_s)
     _record_joined(world, engine)
 
 
@@ -83,6 +109,8 @@ def _build_step(world: World, engine: int, now_s: float) -> None:
     ints[engine + E_STEP_PROMPTS] = 0
     ints[engine + E_PREEMPTED] = 0
     world.floats[engine + E_STEP_ATTENTION_S] = 0.0
+    world.floats[engine + E_HOST_READ_BYTES] = 0.0
+    world.floats[engine + E_STORE_READ_BYTES] = 0.0
     ints[engine + E_JOINED_COUNT] = 0
     ints[engine + E_DECODING] = 0
     if ints[engine + E_RUNNING] == 0 and ints[home + E_PARTIAL] < 0:

@@ -66,8 +66,11 @@ def _look(world: at.World, deployment: Deployment) -> tuple[FloatArray, ...]:
         busy.append(float(any(ints[lane + at.E_RUN_STEPS] > 0 for lane in lanes)))
     used = dict.fromkeys(range(len(deployment.links)), 0.0)
     links = ints[at.G_FIRST_LINK]
-    for flow in range(ints[at.G_FIRST_FLOW], ints[at.G_END_FLOW], at.F_WIDTH):
-        for k in range(ints[flow + at.F_LINKS]):
-            used[(ints[flow + at.F_LINK + k] - links) // at.L_WIDTH] += floats[flow + at.F_RATE]
+    for slot in range(ints[at.G_WAYS], ints[at.G_WAYS] + ints[at.G_WAY_COUNT]):
+        way = ints[slot]
+        for k in range(ints[way + at.W_LINKS]):
+            number = (ints[way + at.W_LINK + k] - links) // at.L_WIDTH
+            if number in used:  # the links to host memory and store come after those
+                used[number] += ints[way + at.W_FLOWS] * floats[way + at.W_RATE]
     shares = [used[k] / link.bytes_per_s for k, link in enumerate(deployment.links)]
     return tuple(np.array(values, dtype=np.float64) for values in (running, queued, kv_share, busy, shares))
