@@ -20,7 +20,12 @@ RESOLVE = "planner solve again: it prunes by the same rules"
 
 def check(cluster: Cluster, engine: EngineAdapter) -> None:
     """LaunchError with every problem found without contacting anything."""
-    problems = [*engine.problems(cluster), *memory_problems(cluster), *word_problems(cluster)]
+    problems = [
+        *engine.problems(cluster),
+        *memory_problems(cluster),
+        *word_problems(cluster),
+        *length_problems(cluster),
+    ]
     if engine.needs_weights:
         problems += rule_problems(cluster, engine)
     if problems:
@@ -34,6 +39,19 @@ def word_problems(cluster: Cluster) -> list[Problem]:
         for pool in cluster.plan.pools
         for key in ("attention_backend", "weight_dtype", "kv_dtype")
         if not re.fullmatch(r"([A-Za-z0-9_][A-Za-z0-9_.-]*)?", value := str(getattr(pool, key)))
+    ]
+
+
+def length_problems(cluster: Cluster) -> list[Problem]:
+    """Pools that take prompts of some lengths only: no router here sends requests by the length of their prompt."""
+    if not cluster.plan.tells_lengths_apart:
+        return []
+    ranges = ", ".join(str(prompts) for prompts in cluster.plan.prompt_ranges)
+    return [
+        Problem(
+            f"the plan tells {ranges} apart, and no router that could be launched does",
+            next_step="planner solve without --length-buckets",
+        )
     ]
 
 

@@ -114,5 +114,7 @@ def _pool(
             max_num_batched_tokens=column.max_num_batched_tokens,
             max_model_len=column.max_model_len,
         ),
+        above_tokens=column.above_tokens,
+        up_to_tokens=column.up_to_tokens,
         instances=instances,
     )

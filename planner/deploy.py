@@ -167,6 +167,8 @@ def _spec(pool: Pool, instance: Instance, entry_share: float, step: StepModel, l
         max_num_seqs=pool.max_num_seqs,
         max_num_batched_tokens=pool.max_num_batched_tokens,
         share=instance.share * entry_share,
+        above_tokens=pool.above_tokens,
+        up_to_tokens=pool.up_to_tokens,
         node=node.name,
         rack=node.rack,
         kind=links.kind(pool, instance),

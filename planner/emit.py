@@ -20,6 +20,9 @@ from splitplan.planner.study import Study
 from splitplan.profiler.profile import Basis, Profile
 from splitplan.profiler.query import OpTimes
 
+LENGTHS_TOGETHER = "all lengths together"
+"""The variant that tells no prompt lengths apart."""
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -53,22 +56,42 @@ def emit_plan(study: Study, shop: Workshop, chosen: Outcome, variants: Sequence[
         proof=_proof(shop, variants[-1].options, solution, corrections),
         verification=chosen.verdict,
         alternatives=tuple(_alternatives(chosen, variants)),
+        length_edges=inputs.length_edges,
         rejected_columns=dict(sorted(study.columns.rejections.counts.items())),
         corrections={name: round(factor, 9) for name, factor in sorted(corrections.factor.items())},
         limits=tuple(dict.fromkeys(binding_sentences(Question(shop.problem, solution)))),
         basis=tuple(_basis(study, found)),
         notes=tuple(
             dict.fromkeys(
-                [*_length_note(inputs), *inputs.slo.notes, *inputs.fleet.notes, *inputs.workload.notes, *solution.notes]
+                [
+                    *_bucket_note(inputs, chosen, variants),
+                    *_length_note(inputs),
+                    *inputs.slo.notes,
+                    *inputs.fleet.notes,
+                    *inputs.workload.notes,
+                    *solution.notes,
+                ]
             )
         ),
     )
 
 
-def _notes(inputs: SolveInputs, solution: ProgramSolution) -> tuple[str, ...]:
-    """What was assumed or left out on the way, each said once."""
-    notes = [*_length_note(inputs), *inputs.slo.notes, *inputs.fleet.notes, *inputs.workload.notes, *solution.notes]
-    return tuple(dict.fromkeys(notes))
+def _bucket_note(inputs: SolveInputs, chosen: Outcome, variants: Sequence[Variant]) -> list[str]:
+    """What telling prompt lengths apart brought, against the best plan that does not."""
+    edges = inputs.length_edges
+    if not inputs.question.length_buckets:
+        return []
+    if not edges:
+        return ["length buckets: all prompts fall into one, so there was nothing to tell apart"]
+    where = f"length buckets at {', '.join(f'{edge:,}' for edge in edges)} input tokens"
+    if chosen.num_prompt_ranges == 1:
+        return [f"{where}: serving them apart was no better, so every instance takes prompts of all lengths"]
+    whole = [v.outcome for v in variants if v.outcome.passed and v.outcome.num_prompt_ranges == 1]
+    best = min(whole, key=lambda outcome: outcome.score, default=None)
+    if best is None:
+        return [f"{where}: no plan passed in which every instance takes prompts of all lengths"]
+    gained = abs(best.score - chosen.score) / max(abs(best.score), 1e-12)
+    return [f"{where}: {chosen.in_words()} apart, {best.in_words()} together ({gained:.1%} better)"]
 
 
 def _length_note(inputs: SolveInputs) -> list[str]:

@@ -21,6 +21,7 @@ from splitplan.planner.latency.overhead import EngineOverhead
 from splitplan.planner.plan import Inputs, Plan
 from splitplan.planner.question import Question, options_as_text
 from splitplan.planner.spec.fleet import Fleet, load_fleet
+from splitplan.planner.spec.length_buckets import length_edges, parse_length_buckets
 from splitplan.planner.spec.slo import Slo, format_slo, parse_slo
 from splitplan.planner.spec.workload import Workload, load_workload
 from splitplan.profiler.profile import Profile
@@ -39,6 +40,7 @@ class SolveInputs:
     engine: Engine
     connector: str
     profiles: Mapping[str, Profile | None]  # by GPU type; None: nothing measured, roofline only
+    length_edges: tuple[int, ...] = ()  # input tokens at which length buckets end; (): prompts are not told apart
 
     @property
     def class_slos(self) -> tuple[Slo, ...]:
@@ -101,6 +103,7 @@ def load_inputs(question: Question) -> SolveInputs:
     engine = find_engine(question.columns.engine)
     _check_dtypes(question.columns, engine)
     fleet = load_fleet(question.fleet, price_kind=question.price_kind)
+    parse_length_buckets(question.length_buckets)  # a wrong word is said before files are read
     workload = load_workload(question.workload, rate_req_per_s=question.rate_req_per_s)
     loaded = SolveInputs(
         question=question,
@@ -111,6 +114,7 @@ def load_inputs(question: Question) -> SolveInputs:
         engine=engine,
         connector=_connector(engine, question.columns.connector),
         profiles=_profiles(fleet, engine, question.profiles),
+        length_edges=length_edges(workload, question.length_buckets),
     )
     _check_lengths(loaded)
     return loaded

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from splitplan.catalogs.documents import read_document, validate, write_text
+from splitplan.planner.spec.length_buckets import PromptRange, buckets
 
 PLAN_VERSION = 1
 MAX_PLAN_BYTES = 64 * 2**20
@@ -84,7 +85,14 @@ class Pool(_Frozen):
     watts_per_instance: float = Field(0.0, ge=0)
     utilisation: float = Field(0.0, ge=0)
     timing: Timing | None = None
+    above_tokens: int = Field(0, ge=0)  # takes prompts of more than this many input tokens,
+    up_to_tokens: int = Field(0, ge=0)  # and of at most this many; 0: no bound
     instances: tuple[Instance, ...]
+
+    @property
+    def prompts(self) -> PromptRange:
+        """The prompts it takes."""
+        return PromptRange(self.above_tokens, self.up_to_tokens)
 
     @property
     def gpus_per_instance(self) -> int:
@@ -140,6 +148,7 @@ class Verification(_Frozen):
     attainment: Estimate  # share of requests that met all targets
     misses: tuple[str, ...] = ()  # "TTFT p99 1130 ms > 1000 ms"
     classes: dict[str, ClassVerdict] = {}  # by name, where there are several
+    lengths: dict[str, ClassVerdict] = {}  # by range of prompt lengths, where pools take different ones
 
 
 class Proof(_Frozen):
@@ -202,6 +211,7 @@ class Plan(_Frozen):
     proof: Proof
     verification: Verification | None = None
     alternatives: tuple[Alternative, ...] = ()
+    length_edges: tuple[int, ...] = ()  # input tokens at which pools part; (): prompts are not told apart
     rejected_columns: dict[str, int] = {}
     corrections: dict[str, float] = {}  # factor on the work of a column, learned from simulations
     limits: tuple[str, ...] = ()
@@ -225,6 +235,9 @@ class Plan(_Frozen):
         roles = {pool.role for pool in self.pools}
         if ("prefill" in roles) != ("decode" in roles):
             raise ValueError("prefill and decode pools only work together")
+        for pool in self.pools:
+            if pool.up_to_tokens and pool.up_to_tokens <= pool.above_tokens:
+                raise ValueError(f"pool {pool.name} takes prompts of no length")
         names = {instance.name: pool.role for pool in self.pools for instance in pool.instances}
         for route in self.routes:
             if names.get(route.prefill) != "prefill" or names.get(route.decode) != "decode":
@@ -232,6 +245,17 @@ class Plan(_Frozen):
                     f"route {route.prefill} → {route.decode} does not join a prefill and a decode instance"
                 )
         return self
+
+    @property
+    def tells_lengths_apart(self) -> bool:
+        """Whether a request's prompt decides which pools may serve it."""
+        return any(not pool.prompts.is_all for pool in self.pools)
+
+    @property
+    def prompt_ranges(self) -> tuple[PromptRange, ...]:
+        """Stretches of prompt lengths that the same pools serve, shortest first."""
+        ends = {end for pool in self.pools for end in (pool.above_tokens, pool.up_to_tokens) if end}
+        return buckets(tuple(sorted(ends)))
 
 
 def load_plan(path: str | Path) -> Plan:

@@ -29,6 +29,7 @@ class Question:
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     price_kind: PriceKind = "on_demand"
     profiles: tuple[str, ...] = ()  # files that take the place of shipped profiles
+    length_buckets: str = ""  # "auto", a number, or edges in input tokens: see `spec/length_buckets.py`; "": none
     seed: int = 0
 
 
@@ -39,6 +40,8 @@ def options_as_text(question: Question) -> dict[str, str]:
         kept["price_kind"] = question.price_kind
     if question.profiles:
         kept["profiles"] = "|".join(question.profiles)
+    if question.length_buckets:
+        kept["length_buckets"] = question.length_buckets
     return kept
 
 
@@ -55,6 +58,7 @@ def question_of(plan: Plan) -> Question:
         columns=_restored(ColumnOptions(), kept),
         price_kind=kept.get("price_kind", "on_demand"),  # type: ignore[arg-type]
         profiles=tuple(part for part in kept.get("profiles", "").split("|") if part),
+        length_buckets=kept.get("length_buckets", ""),
         seed=inputs.seed,
     )
 

@@ -48,6 +48,11 @@ class Outcome:
         """What the objective makes of it, less is better; infinite when nothing passed."""
         return score(self.found.solution) if self.found is not None and self.passed else float("inf")
 
+    @property
+    def num_prompt_ranges(self) -> int:
+        """How many stretches of prompt lengths its pools tell apart; 1 when each takes all."""
+        return len(self.found.deployment.prompt_ranges) if self.found is not None else 1
+
     def in_words(self) -> str:
         """The objective's figure with its unit."""
         assert self.found is not None, "only what was found can be told"

@@ -30,6 +30,8 @@ def print_plan(console: Console, plan: Plan, inputs: SolveInputs, *, saved_as: s
     console.print(decision_table(plan, inputs.slo, narrow=console.width < NARROW))
     for name, verdict in (plan.verification.classes if plan.verification else {}).items():
         console.print(f"  class {name}: {class_text(verdict)}", markup=False)
+    for line in length_lines(plan):
+        console.print(f"  {line}", markup=False)
     for item in plan.alternatives:
         if not item.pools:
             console.print(f"  {item.label}: {item.reason}", markup=False)
@@ -164,6 +166,22 @@ def pool_text(pool: Pool) -> str:
         return f"{text} (batch {pool.max_num_seqs})"
     how = "colocated, " if pool.role == "colocated" else ""
     return f"{text} ({how}chunk {pool.max_num_batched_tokens})"
+
+
+def length_lines(plan: Plan) -> list[str]:
+    """Where prompt lengths are told apart: who serves each range, and how its requests fared."""
+    if not plan.tells_lengths_apart:
+        return []
+    lines = []
+    verdicts = plan.verification.lengths if plan.verification else {}
+    for prompts in plan.prompt_ranges:
+        mine = [pool for pool in plan.pools if pool.prompts.covers(prompts)]
+        ways = [pools_text(mine, (role,)) for role in ("prefill", "decode", "colocated")]
+        entry = " → ".join(way for way in ways[:2] if way != "–")
+        text = "; ".join(part for part in (entry, ways[2]) if part and part != "–")
+        verdict = verdicts.get(str(prompts))
+        lines.append(f"{prompts}: {text}" + (f": {class_text(verdict)}" if verdict else ""))
+    return lines
 
 
 def _pair(figures: dict[str, Estimate], percentile: str) -> str:

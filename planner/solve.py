@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from splitplan.catalogs.errors import NoPlanError, Problem
-from splitplan.planner.emit import Variant, emit_plan
+from splitplan.planner.emit import LENGTHS_TOGETHER, Variant, emit_plan
 from splitplan.planner.inputs import SolveInputs, load_inputs
 from splitplan.planner.plan import Plan
 from splitplan.planner.program.types import ProgramOptions
@@ -55,13 +55,16 @@ def solve(question: Question, *, effort: Effort | None = None) -> Plan:
 def _variants(study: Study) -> list[tuple[str, ProgramOptions]]:
     """What competes, in the order in which corrections are learned; the open question comes last."""
     base = study.problem.options
+    whole = replace(base, whole_groups=True) if base.class_groups else base
     gpus = list(study.inputs.fleet.num_gpus)
     variants = []
     if base.mode == "auto":
-        variants.append(("best colocated", replace(base, mode="colocated")))
-        variants.append(("best disaggregated", replace(base, mode="disagg")))
+        variants.append(("best colocated", replace(whole, mode="colocated")))
+        variants.append(("best disaggregated", replace(whole, mode="disagg")))
     if len(gpus) > 1:
-        variants += [(f"only {gpu}", replace(base, only_gpu=gpu)) for gpu in gpus]
+        variants += [(f"only {gpu}", replace(whole, only_gpu=gpu)) for gpu in gpus]
+    if base.class_groups:
+        variants.append((LENGTHS_TOGETHER, whole))
     return [*variants, ("", base)]
 
 
@@ -74,12 +77,13 @@ def _run(shop: Workshop, label: str, options: ProgramOptions, say: Progress) -> 
 
 
 def _chosen(study: Study, variants: list[Variant]) -> Outcome:
-    """The best that passed, whichever variant found it; of those within SAME_PERCENT, the one with fewest GPUs."""
+    """The best that passed, whichever variant found it; of those within SAME_PERCENT, the one with fewest GPUs, and of
+    these the one that tells the fewest prompt lengths apart."""
     passed = [variant.outcome for variant in variants if variant.outcome.passed]
     if passed:
         best = min(outcome.score for outcome in passed)
         close = [outcome for outcome in passed if outcome.score <= best + abs(best) * SAME_PERCENT / 100]
-        return min(close, key=lambda outcome: (_gpus(outcome), round(outcome.score, 6)))
+        return min(close, key=lambda outcome: (_gpus(outcome), outcome.num_prompt_ranges, round(outcome.score, 6)))
     last = variants[-1].outcome
     reasons = [Problem(reason) for reason in last.reasons]
     if last.verdict is not None:

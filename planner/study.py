@@ -11,20 +11,18 @@ import numpy as np
 from splitplan.catalogs.connector_rules import connector_problems
 from splitplan.catalogs.engines import EngineSide
 from splitplan.catalogs.errors import NoPlanError, Problem
-from splitplan.planner.columns.build import ColumnSet, Demand, build_columns
+from splitplan.planner.classes import ProgramClass, Run, columns_of_runs, program_classes, runs, whole_mix
+from splitplan.planner.columns.build import ColumnSet, build_columns
 from splitplan.planner.columns.cache import cached_columns
 from splitplan.planner.columns.column import Column
 from splitplan.planner.columns.hosts import host_kinds
-from splitplan.planner.columns.mix import RequestMix, request_mix
+from splitplan.planner.columns.mix import RequestMix
 from splitplan.planner.columns.steps import StepLibrary
 from splitplan.planner.corrections import Corrections
 from splitplan.planner.inputs import SolveInputs, load_inputs, refuse_changes
 from splitplan.planner.plan import Plan
 from splitplan.planner.program.types import ProgramInput, ProgramOptions
 from splitplan.planner.question import question_of
-from splitplan.planner.spec.workload import sample
-
-MIX_SAMPLE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +48,27 @@ def rebuild(plan: Plan) -> tuple[Study, ProgramInput]:
 
 def prepare(inputs: SolveInputs) -> Study:
     """Columns and program of a question. Raises NoPlanError when nothing could serve even one request in time."""
-    question, workload = inputs.question, inputs.workload
-    requests = sample(workload, MIX_SAMPLE, question.seed)
-    mix = request_mix(
-        requests,
-        inputs.class_slos,
-        max_model_len=inputs.max_model_len,
-        front_end_s=inputs.front_end_s(requests.input_tokens),
-    )
+    mix = whole_mix(inputs)
     hosts = host_kinds(inputs.fleet)
     library = StepLibrary(inputs.model, inputs.engine, inputs.profiles)
-    demand = Demand(mix, workload.rate_req_per_s, workload.arrival_scv)
-    options = replace(question.columns, connector=inputs.connector)
-    columns = cached_columns(
-        _cache_key(inputs), lambda: build_columns(inputs.model, inputs.engine, hosts, demand, options, library)
-    )
-    problem = _program(inputs, mix, columns.columns)
+    options = replace(inputs.question.columns, connector=inputs.connector)
+
+    def build(run: Run) -> ColumnSet:
+        return cached_columns(
+            _cache_key(inputs, run),
+            lambda: build_columns(inputs.model, inputs.engine, hosts, run.demand, options, library),
+        )
+
+    classes = program_classes(inputs, mix)
+    columns = columns_of_runs(runs(inputs, mix), classes, build)
+    problem = _program(inputs, classes, columns.columns)
     study = Study(inputs, mix, columns, problem)
     _check_columns(study)
     return study
 
 
-def _cache_key(inputs: SolveInputs) -> object:
-    """Everything the columns depend on, by content."""
+def _cache_key(inputs: SolveInputs, run: Run) -> object:
+    """Everything the columns of one run depend on, by content."""
     recorded = inputs.recorded()
     ignored = {
         "fleet": "",
@@ -81,19 +77,17 @@ def _cache_key(inputs: SolveInputs) -> object:
         "options": {},
     }  # names and paths: the hashes say what they hold
     options = inputs.question.columns
-    return inputs.engine, inputs.connector, inputs.class_slos, options, recorded.model_copy(update=ignored)
+    return inputs.engine, inputs.connector, inputs.class_slos, options, recorded.model_copy(update=ignored), run.prompts
 
 
-def _program(inputs: SolveInputs, mix: RequestMix, columns: list[Column]) -> ProgramInput:
-    workload = inputs.workload
-    shares = np.bincount(workload.class_index, workload.weight, len(workload.classes)).astype(np.float64)
+def _program(inputs: SolveInputs, classes: tuple[ProgramClass, ...], columns: list[Column]) -> ProgramInput:
     kv_dtypes = {column.kv_dtype for column in columns}
-    tokens = mix.class_means(mix.new_tokens)
+    shares, tokens = np.array([item.share for item in classes]), np.array([item.new_tokens for item in classes])
     return ProgramInput(
         fleet=inputs.fleet,
         columns=tuple(columns),
-        class_names=tuple(item.name for item in workload.classes),
-        rate_req_per_s=workload.rate_req_per_s * shares,
+        class_names=tuple(item.name for item in classes),
+        rate_req_per_s=inputs.workload.rate_req_per_s * shares,
         kv_bytes_per_request={dtype: tokens * inputs.model.kv_bytes_per_token(dtype) for dtype in kv_dtypes},
         pairs_allowed=_pair_rule(inputs),
         options=_options(inputs),
@@ -103,6 +97,8 @@ def _program(inputs: SolveInputs, mix: RequestMix, columns: list[Column]) -> Pro
 def _options(inputs: SolveInputs) -> ProgramOptions:
     """The question's wishes; where the fleet caps what is to be had at the asked price, the program keeps to it."""
     options, kind = inputs.question.program, inputs.question.price_kind
+    if inputs.length_edges:
+        options = replace(options, class_groups=True)
     capped = any(tier.kind == kind and tier.max_gpus is not None for tier in inputs.fleet.price_tiers)
     return replace(options, price_kinds=(kind,)) if capped and not options.price_kinds else options
 

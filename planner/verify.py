@@ -6,7 +6,7 @@ requests that meet everything by its lower end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,11 +20,14 @@ from splitplan.planner.simulate.deployment import Deployment
 from splitplan.planner.simulate.results import Results, Run, combine
 from splitplan.planner.simulate.run import Form, simulate
 from splitplan.planner.simulate.statistics import Interval, percentile_interval, share_interval
+from splitplan.planner.spec.length_buckets import PromptRange
 from splitplan.planner.spec.slo import Slo
 from splitplan.planner.spec.workload import Requests, sample
 
 BoolArray = NDArray[np.bool_]
 Blame = Mapping[str, float]
+Limits = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+"""Input tokens of each request → the longest request, prompt and answer, that is taken with such a prompt."""
 ROUTING: Routing = "least_loaded"
 """The router that plans assume: the instance with the fewest requests for its share."""
 
@@ -73,9 +76,9 @@ def default_effort() -> Effort:
 class Judge:
     """Replays deployments on the same sampled requests, so that plans are compared under common random numbers."""
 
-    def __init__(self, inputs: SolveInputs, effort: Effort, *, max_model_len: int | None = None) -> None:
+    def __init__(self, inputs: SolveInputs, effort: Effort, *, limits: Limits | None = None) -> None:
         self.inputs = inputs
-        self.max_model_len = inputs.max_model_len if max_model_len is None else max_model_len
+        self.limits = limits or (lambda prompts: np.full(len(prompts), inputs.max_model_len))
         self.effort = effort
         self._samples: dict[tuple[int, int], Requests] = {}
 
@@ -101,13 +104,18 @@ class Judge:
         ]
         results = Results(
             tuple(
-                _as_clients_see(run, requests, self.inputs, self.max_model_len)
+                _as_clients_see(run, requests, self.inputs, self.limits(requests.input_tokens))
                 for run, requests in zip(combine(runs).runs, samples, strict=True)
             )
         )
         classes = [requests.class_index for requests in samples]
         slos = self.inputs.class_slos
         verdict = _verdict(results, classes, slos, self.inputs, rate_scale)
+        ranges = deployment.prompt_ranges
+        if len(ranges) > 1:
+            edges = np.array([prompts.up_to for prompts in ranges[:-1]])
+            ranks = [np.searchsorted(edges, requests.input_tokens) for requests in samples]
+            verdict = verdict.model_copy(update={"lengths": _length_verdicts(results, ranks, classes, slos, ranges)})
         return verdict, {} if verdict.passed else _blame(results, classes, slos, deployment)
 
     def _sample(self, num_requests: int, index: int) -> Requests:
@@ -117,7 +125,7 @@ class Judge:
         return self._samples[key]
 
 
-def _as_clients_see(run: Run, requests: Requests, inputs: SolveInputs, max_model_len: int) -> Run:
+def _as_clients_see(run: Run, requests: Requests, inputs: SolveInputs, max_model_len: NDArray[np.int64]) -> Run:
     """The run from outside: the engine's front end comes on top, and requests too long for it are refused."""
     front_end_s = inputs.front_end_s(requests.input_tokens)
     front_end_s[requests.input_tokens + requests.output_tokens > max_model_len] = np.inf
@@ -163,22 +171,49 @@ def _class_verdicts(
     """Each class by its own targets."""
     found = {}
     for number, slo in enumerate(slos):
-        targets = []
-        for name in ("ttft", "tpot", "e2e"):
-            target = getattr(slo, name)
-            values = [_of_class(run, index, number, name) for run, index in zip(results.runs, classes, strict=True)]
-            if target is None or not sum(len(part) for part in values):
-                continue
-            value_ms = percentile_interval(values, target.percentile).value * 1e3
-            if np.isfinite(value_ms):
-                label = f"{name.upper()} p{target.percentile:g}"
-                targets.append(ClassTarget(name=label, value_ms=_tidy(value_ms), limit_ms=target.seconds * 1e3))
-        kept = zip(results.runs, classes, met, strict=True)
-        own = [values[index[run.warmup :] == number].astype(np.float64) for run, index, values in kept]
-        if any(len(values) for values in own):
-            verdict = ClassVerdict(targets=tuple(targets), attainment=_estimate(share_interval(own), 1.0))
+        verdict = _part_verdict(results, classes, number, slo, met)
+        if verdict is not None:
             found[inputs.workload.classes[number].name] = verdict
     return found
+
+
+def _length_verdicts(
+    results: Results,
+    ranks: Sequence[NDArray[np.int64]],
+    classes: Sequence[NDArray[np.int64]],
+    slos: Sequence[Slo],
+    ranges: Sequence[PromptRange],
+) -> dict[str, ClassVerdict]:
+    """Each range of prompt lengths on its own; the targets are those of the class as a whole."""
+    met = [_met(run, index, slos)[run.warmup :] for run, index in zip(results.runs, classes, strict=True)]
+    shared = slos[0] if len(slos) == 1 else Slo(None, None, None, None, 0.5)
+    found = {}
+    for number, prompts in enumerate(ranges):
+        verdict = _part_verdict(results, ranks, number, shared, met)
+        if verdict is not None:
+            found[str(prompts)] = verdict
+    return found
+
+
+def _part_verdict(
+    results: Results, parts: Sequence[NDArray[np.int64]], number: int, slo: Slo, met: Sequence[BoolArray]
+) -> ClassVerdict | None:
+    """The requests whose part has this number, by the targets of `slo`; None where there are none."""
+    targets = []
+    for name in ("ttft", "tpot", "e2e"):
+        target = getattr(slo, name)
+        values = [_of_class(run, index, number, name) for run, index in zip(results.runs, parts, strict=True)]
+        if target is None or not sum(len(part) for part in values):
+            continue
+        value_ms = percentile_interval(values, target.percentile).value * 1e3
+        if np.isfinite(value_ms):
+            label = f"{name.upper()} p{target.percentile:g}"
+            targets.append(ClassTarget(name=label, value_ms=_tidy(value_ms), limit_ms=target.seconds * 1e3))
+    kept = zip(results.runs, parts, met, strict=True)
+    own = [values[index[run.warmup :] == number].astype(np.float64) for run, index, values in kept]
+    if not any(len(values) for values in own):
+        return None
+    return ClassVerdict(targets=tuple(targets), attainment=_estimate(share_interval(own), 1.0))
 
 
 def _met(run: Run, classes: NDArray[np.int64], slos: Sequence[Slo]) -> BoolArray:

@@ -48,6 +48,12 @@ def solve(
     price: Annotated[
         Literal["on_demand", "reserved", "spot"], typer.Option(help="Which price of the fleet to plan with.")
     ] = "on_demand",
+    length_buckets: Annotated[
+        str,
+        typer.Option(
+            help="Let instances serve prompts of some lengths only: auto, a number, or edges in input tokens."
+        ),
+    ] = "",
     profile: Annotated[list[str] | None, typer.Option(help="Profile file for one GPU type; repeatable.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every sample.")] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to this YAML file.")] = None,
@@ -91,6 +97,7 @@ def solve(
         columns=ColumnOptions(engine, connector, weight_dtype, kv_dtype, memory_fraction),
         price_kind=price,
         profiles=tuple(profile or ()),
+        length_buckets=length_buckets,
         seed=seed,
     )
     found = answer(question, progress=note)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitplan.planner.latency.step import StepModel
+from splitplan.planner.spec.length_buckets import range_in_words
 
 Role = Literal["prefill", "decode", "colocated"]
 Reach = Literal["node", "rack", "fleet"]
@@ -59,6 +60,8 @@ class Column:
     step: StepModel
     attention_backend: str = ""
     transfer_reach: Reach = "fleet"  # how far its TTFT budget lets its KV travel: near and far are two columns
+    above_tokens: int = 0  # prompts it was worked out for, and takes: more than this many input tokens,
+    up_to_tokens: int = 0  # and at most this many; 0: no bound
     gpu_link: str = ""  # host kind it was computed for: catalog link between the GPUs; "" fits every host of the GPU
     stages: tuple[Stage, ...] = ()  # of a pipeline that mixes GPU types, in order; () where all stages are alike
 
@@ -91,3 +94,8 @@ class Column:
         for stage in self.stages:
             counts[stage.gpu, stage.gpu_link] = counts.get((stage.gpu, stage.gpu_link), 0) + 1
         return tuple(Part(gpu, link, count, self.tensor_parallel) for (gpu, link), count in counts.items())
+
+    @property
+    def prompts_in_words(self) -> str:
+        """`prompts up to 2,000`; "" for prompts of every length."""
+        return range_in_words(self.above_tokens, self.up_to_tokens) if self.above_tokens or self.up_to_tokens else ""

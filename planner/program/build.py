@@ -14,6 +14,7 @@ Variables
     q[F,p] ∈ ℤ₊          domains with F free GPUs cut by pattern p (only where sizes do not divide each other)
     r[g,t] ≥ 0           GPUs of type g bought at price tier t (only where kinds of price are mixed)
     k[c,ℓ] ≤ n[c,ℓ]      running instances that stay (only where something runs)
+    y[g] ∈ {0, 1}        a group of classes is served together, per stage (only with length buckets)
     x[b,c,ℓ] ≥ 0         requests/s of class b that column c serves at ℓ (per service)
     stay, up, down[b,k,v] ≥ 0   requests/s whose KV stays below v, leaves v upwards, comes from above (per service)
     σ                    rate scale: served ÷ asked (fixed at 1 unless it is what is asked for)
@@ -30,6 +31,9 @@ Constraints (in the order of `constraints.py`)
     rack_power[ρ]        Σ_{c, ℓ ∈ ρ} watts_c · n[c,ℓ] ≤ limit − hosts
     bought[g]            Σ_t r[g,t] = Σ_{c,ℓ of type g} gpus_c · n[c,ℓ],  r[g,t] ≤ cap
     whole_class[b]       Σ_c z[b,c] ≤ 1 per stage,  Σ_ℓ x[b,c,ℓ] ≤ 10 · rate_b · z[b,c]      only when asked
+    group[c]             Σ_ℓ n[c,ℓ] ≤ room_c · y[g],  g the classes that c serves            only with length buckets
+    one_group[b]         Σ_{g ∋ b} y[g] ≤ 1 per stage
+    in_proportion        x[b,c,ℓ] / rate_b equal over b ∈ g
     budget, power, share_per_rack
 
 Objective
@@ -56,7 +60,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from splitplan.planner.columns.column import Column
-from splitplan.planner.program import constraints, money, pipelines
+from splitplan.planner.program import constraints, groups, money, pipelines
 from splitplan.planner.program.linear import LinearModel
 from splitplan.planner.program.reduce import Families, families
 from splitplan.planner.program.types import FloatArray, ProgramInput
@@ -181,10 +185,12 @@ def build_program(
     constraints.define_totals(program)
     constraints.define_required(program)
     constraints.define_max_kinds(program)
+    groups.define_groups(program)
     for service in program.services:
         if not open_ended:
             constraints.define_demand(program, service)
         constraints.define_whole_classes(program, service)
+        groups.define_proportions(program, service)
         constraints.define_instance_time(program, service)
         constraints.define_kv_conservation(program, service)
         constraints.define_bandwidth(program, service)

@@ -124,12 +124,12 @@ def define_required(program: Program) -> None:
 
 
 def define_max_kinds(program: Program) -> None:
-    """At most `max_kinds` columns of one role on one GPU type: u[c] = 1 where column c has any instance."""
+    """At most `max_kinds` columns of one role on one GPU type for the same prompts: u[c] = 1 where c has instances."""
     most = program.problem.options.max_kinds
     if most is None:
         return
-    used: dict[tuple[str, str], Terms] = {}
-    slots_of = _most_instances(program)
+    used: dict[tuple[str, str, str], Terms] = {}
+    slots_of = most_instances(program)
     for index, column in enumerate(program.columns):
         here = [place for (number, place) in program.n if number == index]
         if not here:
@@ -138,13 +138,14 @@ def define_max_kinds(program: Program) -> None:
         terms = [(program.n[index, place], 1.0) for place in here]
         slots = slots_of[index]
         program.model.add_constraint(f"used[{column.name}]", [*terms, (switch, -float(slots))], "<=", 0.0)
-        used.setdefault((column.role, column.gpu), []).append((switch, 1.0))
-    for (role, gpu), switches in used.items():
+        used.setdefault((column.role, column.gpu, column.prompts_in_words), []).append((switch, 1.0))
+    for (role, gpu, prompts), switches in used.items():
         if len(switches) > most:
-            program.model.add_constraint(f"kinds[{role} on {gpu}]", switches, "<=", float(most))
+            name = f"kinds[{role} on {gpu}{prompts and ', ' + prompts}]"
+            program.model.add_constraint(name, switches, "<=", float(most))
 
 
-def _most_instances(program: Program) -> dict[int, float]:
+def most_instances(program: Program) -> dict[int, float]:
     """The most instances of every column that there is room for."""
     most: dict[int, float] = {}
     for use in program.uses:

@@ -72,6 +72,7 @@ def can_use_patterns(problem: ProgramInput) -> bool:
         or options.max_share_per_rack is not None
         or options.price_kinds
         or options.whole_classes
+        or options.class_groups
         or options.require
         or options.max_power_watts is not None
         or problem.hours

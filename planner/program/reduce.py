@@ -94,6 +94,7 @@ def allowed_columns(columns: Sequence[Column], options: ProgramOptions) -> tuple
         if (options.mode != "disagg" or column.role != "colocated")
         and (options.mode != "colocated" or column.role == "colocated")
         and (options.only_gpu is None or column.gpu == options.only_gpu)
+        and (not options.whole_groups or bool(np.all(np.isfinite(column.work_s_per_request))))
         and all(pin.is_all_of(column) or not pin.speaks_of(column) for pin in pins)
         and not any(ban.matches(column) for ban in bans)
     )
@@ -129,6 +130,8 @@ def undominated(columns: Sequence[Column], allowed: Callable[[Column, Column], b
 def _replaces(one: Column, other: Column, partners: frozenset[int], other_partners: frozenset[int]) -> bool:
     if (one.role, one.gpu, one.gpu_link) != (other.role, other.gpu, other.gpu_link):
         return False
+    if (one.above_tokens, one.up_to_tokens) != (other.above_tokens, other.up_to_tokens):
+        return False  # worked out for other prompts
     if other.num_gpus % one.num_gpus or other.tensor_parallel % one.tensor_parallel:
         return False
     if one.pipeline_parallel > other.pipeline_parallel or one.kv_dtype != other.kv_dtype:

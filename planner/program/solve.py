@@ -31,7 +31,10 @@ PATTERN_RACKS = 32
 GROUPED_RACKS = 200
 """Beyond this many racks the grouped relaxation is not tried first: laying it out takes longer than patterns."""
 SMALLEST_DUAL = 1e-9
-BOOKKEEPING = ("demand", "kv_", "kept", "bought", "laid_out", "stages", "as_good", "one_rate_scale")
+BOOKKEEPING = (
+    *("demand", "kv_", "kept", "bought", "laid_out", "stages", "as_good", "one_rate_scale"),
+    *("group[", "one_group", "in_proportion"),
+)
 """Rows that only say what is what; they limit nothing by themselves."""
 
 

@@ -52,6 +52,8 @@ class ProgramOptions:
     survive: Literal["", "node", "rack", "power-domain"] = ""  # the load is still served with any one of them gone
     max_share_per_rack: float | None = None  # of every role's requests
     whole_classes: bool = False  # a class is not split: one kind of column prefills it, one decodes it
+    class_groups: bool = False  # columns that serve some classes only: each class in one group (see `groups.py`)
+    whole_groups: bool = False  # only columns that serve every class
     granularity: Granularity | None = None
     time_limit_s: float = 60.0
     gap_percent: float = 0.0

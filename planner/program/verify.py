@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -50,6 +51,7 @@ def verify(problem: ProgramInput, solution: ProgramSolution) -> Check:
     places = {location.name: location for location in fleet_locations(problem.fleet, solution.granularity)}
     _check_instances(check, problem, solution, columns, places)
     _check_demand(check, problem, solution, columns)
+    _check_groups(check, problem, solution, columns)
     _check_flows(check, problem, solution, columns, places)
     _check_links(check, problem, solution, columns, places)
     _check_limits(check, problem, solution, columns, places)
@@ -154,6 +156,25 @@ def _check_demand(check: Check, problem: ProgramInput, solution: ProgramSolution
 
 def _total(placed: Iterable[Placed], b: int, keep: Callable[[Placed], bool]) -> float:
     return math.fsum(entry.rate_req_per_s[b] for entry in placed if keep(entry))
+
+
+def _check_groups(check: Check, problem: ProgramInput, solution: ProgramSolution, columns: dict[str, Column]) -> None:
+    """Each class is served by one group of classes per stage, and instances take them in proportion to their rates."""
+    if not problem.options.class_groups:
+        return
+    asked = problem.rates[0][1]
+    groups: dict[tuple[bool, int], set[tuple[bool, ...]]] = {}
+    for placed in solution.placed:
+        column = columns[placed.column]
+        served = tuple(math.isfinite(work) for work in column.work_s_per_request)
+        loads = [placed.rate_req_per_s[b] / asked[b] for b, yes in enumerate(served) if yes and asked[b] > 0]
+        where = f"{placed.column} at {placed.location}"
+        check.equal(f"{where}: classes in proportion", min(loads, default=0.0), max(loads, default=0.0))
+        for b, yes in enumerate(served):
+            if yes:
+                groups.setdefault((column.role == "decode", b), set()).add(served)
+    for (_, b), found in groups.items():
+        check.at_most(f"class {problem.class_names[b]}: groups that serve it", len(found), 1)
 
 
 def _check_flows(
@@ -271,12 +292,12 @@ def _check_limits(
             check.holds(f"class {name} is not split", len(decoding) <= 1 and len(others) <= 1)
     if options.max_kinds is not None:
         chosen = {item.column for item in solution.placed if item.instances}
-        for role, gpu in {(columns[name].role, columns[name].gpu) for name in chosen}:
-            number = sum((columns[name].role, columns[name].gpu) == (role, gpu) for name in chosen)
-            check.at_most(f"kinds of {role} on {gpu}", number, options.max_kinds)
+        kinds = Counter((columns[name].role, columns[name].gpu, columns[name].prompts_in_words) for name in chosen)
+        for (role, gpu, prompts), number in sorted(kinds.items()):
+            check.at_most(f"kinds of {role} on {gpu} {prompts}".rstrip(), number, options.max_kinds)
     for text in options.require:
-        kinds = [columns[entry.column] for entry in solution.placed]
-        check.holds(f"required: {text}", any(parse_filter(text).matches(column) for column in kinds))
+        placed = [columns[entry.column] for entry in solution.placed]
+        check.holds(f"required: {text}", any(parse_filter(text).matches(column) for column in placed))
     for rack in problem.fleet.racks:
         if rack.power_limit_watts is not None:
             hosts = sum(node.host_watts for node in rack.nodes)

@@ -68,6 +68,9 @@ def _questions(old: Plan, new: Plan) -> list[Change]:
         same_name = getattr(old.inputs, stem) == getattr(new.inputs, stem)
         if same_name and getattr(old.inputs, name) != getattr(new.inputs, name):
             changes.append(Change("~", f"{stem} {getattr(new.inputs, stem)}: its content has changed"))
+    if old.length_edges != new.length_edges:
+        edges = [", ".join(map(str, plan.length_edges)) or "none" for plan in (old, new)]
+        changes.append(Change("~", f"length buckets: {edges[0]} → {edges[1]}"))
     if (old.engine, old.engine_version) != (new.engine, new.engine_version):
         text = f"engine: {old.engine} {old.engine_version} → {new.engine} {new.engine_version}"
         changes.append(Change("~", text))
@@ -92,9 +95,13 @@ def _instances(old: Plan, new: Plan) -> list[Change]:
         for key, (_, instance) in before.items():
             if key[0] == shape and key not in after:
                 changes.append(Change("−", f"{pool.name} on {where(instance)}"))
-        for key, (_, instance) in after.items():
-            if key[0] == shape and key not in before:
+        for key, (now, instance) in after.items():
+            if key[0] != shape:
+                continue
+            if key not in before:
                 changes.append(Change("+", f"{pool.name} on {where(instance)}"))
+            elif (then := before[key][0].prompts) != now.prompts:
+                changes.append(Change("~", f"{now.name} on {where(instance)}: {then} → {now.prompts}"))
     return changes
 
 

@@ -17,6 +17,7 @@ from splitplan.planner.repair import Outcome, Workshop
 from splitplan.planner.review.diff import shape_of, slots_of
 from splitplan.planner.review.moves import Move, Unit, order_moves
 from splitplan.planner.review.replay import plan_deployment
+from splitplan.planner.spec.length_buckets import PromptRange
 from splitplan.planner.study import Study, prepare
 from splitplan.planner.verify import Effort, Judge, default_effort
 
@@ -134,11 +135,22 @@ def _running(plan: Plan, study: Study) -> list[Running]:
 
 
 def column_of(pool: Pool, plan: Plan, columns: tuple[Column, ...]) -> Column | None:
-    """The column that runs the same engine command as a pool, and whose KV may travel as far as the pool's does."""
+    """The column that runs the same engine command as a pool, and whose KV may travel as far as the pool's does.
+
+    For the same prompts if there is one; else for some of them: which prompts an instance gets is the router's affair.
+    """
     shape, farthest = shape_of(pool), _farthest(pool, plan)
     alike = [column for column in columns if _shape_of_column(column) == shape]
     reaching = [column for column in alike if REACH_ORDER[column.transfer_reach] >= farthest]
-    return min(reaching, key=lambda column: REACH_ORDER[column.transfer_reach], default=None)
+    return min(
+        reaching, key=lambda column: (_estranged(pool, column), REACH_ORDER[column.transfer_reach]), default=None
+    )
+
+
+def _estranged(pool: Pool, column: Column) -> int:
+    """0 for a column for the same prompts as the pool, 1 for one that shares some with it, 2 for none of them."""
+    mine, other = pool.prompts, PromptRange(column.above_tokens, column.up_to_tokens)
+    return 0 if mine == other else 1 if mine.meets(other) else 2
 
 
 def _farthest(pool: Pool, plan: Plan) -> int:
@@ -177,7 +189,8 @@ def _with_moves(running: Plan, plan: Plan, after: list[Unit], study: Study, corr
         name = column.name if column is not None else pool.name
         slots = [slots_of(instance) for instance in pool.instances]
         before += [Unit(name, held) for held in slots if all(node in nodes for node, _ in held)]
-    problem = replace(study.problem, columns=(*columns, *extra.values()), running=())
+    options = replace(study.problem.options, class_groups=False)  # on the way, pools of both plans stand side by side
+    problem = replace(study.problem, columns=(*columns, *extra.values()), running=(), options=options)
     return Replan(plan, order_moves(problem, before, after), tuple(dict.fromkeys(notes)))
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from splitplan.catalogs.errors import InputError, Problem, shorten
 from splitplan.planner.columns.hosts import HostKind, host_kinds
 from splitplan.planner.columns.shapes import Shape
@@ -40,8 +43,18 @@ def replay(
     inputs = load_inputs(question)
     refuse_changes(plan, inputs, besides=("workload",) if workload or rate_req_per_s is not None else ())
     effort = replace(default_effort(), verify_requests=num_requests, num_seeds=num_seeds)
-    shortest = min(pool.max_model_len for pool in plan.pools)
-    return Judge(inputs, effort, max_model_len=shortest).verify(plan_deployment(plan, inputs))[0]
+    return Judge(inputs, effort, limits=lambda prompts: longest_taken(plan, prompts)).verify(
+        plan_deployment(plan, inputs)
+    )[0]
+
+
+def longest_taken(plan: Plan, input_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[n] the longest request, prompt and answer, that the pools for each prompt take."""
+    limits = np.zeros(len(input_tokens), dtype=np.int64)
+    for prompts in plan.prompt_ranges:
+        ours = [pool.max_model_len for pool in plan.pools if pool.prompts.covers(prompts)]
+        limits[prompts.holds(input_tokens)] = min(ours, default=0)
+    return limits
 
 
 def plan_deployment(plan: Plan, inputs: SolveInputs) -> Deployment:

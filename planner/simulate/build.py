@@ -333,6 +333,8 @@ def _instance_fields(rows: _Rows, instance: InstanceSpec) -> dict[int, int]:
         at.E_RESERVE_BLOCKS: -(-instance.reserve_output_tokens // instance.block_tokens),
         at.E_LOCAL_LINK: rows.link_handle(instance.local_link if instance.role == "prefill" else None),
         at.E_LANES: lanes,
+        at.E_ABOVE_TOKENS: instance.above_tokens,
+        at.E_UP_TO_TOKENS: instance.up_to_tokens,
     }
     for field, links in ((at.E_EGRESS, instance.egress), (at.E_INGRESS, instance.ingress)):
         for k in range(2):

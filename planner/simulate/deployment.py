@@ -11,6 +11,7 @@ import numpy as np
 
 from splitplan.catalogs.errors import InputError, Problem
 from splitplan.planner.latency.step import StepModel
+from splitplan.planner.spec.length_buckets import PromptRange, buckets
 
 InstanceRole = Literal["prefill", "decode", "colocated"]
 Scheduler = Literal["vllm", "sglang", "static"]
@@ -46,6 +47,8 @@ class InstanceSpec:
     host_cache_tokens: int = 0  # copies of prompt blocks in host memory
     host_cache_bytes_per_s: float = 0.0
     scheduler: Scheduler = "vllm"  # sglang: prompts first, decodes wait; static: as sglang, and nobody joins a batch
+    above_tokens: int = 0  # takes prompts of more than this many tokens,
+    up_to_tokens: int = 0  # and of at most this many; 0: no bound
     node: str = ""
     rack: str = ""
     kind: int = 0  # which entries of Deployment.path_costs are its own
@@ -120,6 +123,12 @@ class Deployment:
     def own_cost(self) -> PathCost:
         """What goes for paths that `path_costs` does not name."""
         return PathCost(self.transfer_latency_s, self.descriptor_s, self.descriptors_per_block)
+
+    @property
+    def prompt_ranges(self) -> tuple[PromptRange, ...]:
+        """Stretches of prompt lengths that the same instances serve, shortest first; one where none are told apart."""
+        ends = {end for instance in self.instances for end in (instance.above_tokens, instance.up_to_tokens) if end}
+        return buckets(tuple(sorted(ends)))
 
 
 def check_deployment(deployment: Deployment) -> None:
@@ -213,6 +222,8 @@ def _instance_problems(instance: InstanceSpec, deployment: Deployment) -> Sequen
     if not fewest_tokens <= instance.max_num_batched_tokens <= most_tokens:
         expected = f"{fewest_tokens} (max_num_seqs) to {most_tokens} (what the tables cover)"
         wrong.append(("max_num_batched_tokens", instance.max_num_batched_tokens, expected))
+    if instance.above_tokens < 0 or 0 < instance.up_to_tokens <= instance.above_tokens or instance.up_to_tokens < 0:
+        wrong.append(("up_to_tokens", instance.up_to_tokens, f"more than above_tokens {instance.above_tokens}, or 0"))
     if not 0 <= instance.watermark < 1:
         wrong.append(("watermark", instance.watermark, "a share below 1"))
     if instance.host_cache_tokens < 0 or (instance.host_cache_tokens and not instance.host_cache_bytes_per_s > 0):

@@ -209,6 +209,8 @@ E_WAYS = 75  # home: ways in use that start here, linked through W_NEXT
 E_HOST_LINK = 76  # home: the link that reads from host memory share
 E_READ_FLOW = 77  # the read that the current step waits for; -1: none
 E_SLOW = 78  # offset: steps so far that were longer than each limit on inter-token times
+E_ABOVE_TOKENS = 79  # takes prompts of more than these,
+E_UP_TO_TOKENS = 80  # and of no more than these; 0: no bound
 E_LANE = 57  # number of this lane; its row also holds the state of the stage of that number
 E_WIDTH = 96
 

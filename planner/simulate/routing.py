@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from splitplan.planner.simulate.layout import (
     DECODE,
+    E_ABOVE_TOKENS,
     E_CACHE,
     E_CREDIT,
     E_KV_BLOCKS,
@@ -13,6 +14,7 @@ from splitplan.planner.simulate.layout import (
     E_SHARE,
     E_SHARE_ROW,
     E_UP,
+    E_UP_TO_TOKENS,
     G_DECODE_ALONE,
     G_DECODE_COUNT,
     G_DECODE_LIST,
@@ -165,8 +167,10 @@ def _ever_fits(world: World, start: int, count: int, request: int) -> bool:
 
 
 def _fits(world: World, engine: int, request: int) -> bool:
-    """Whether an empty instance holds the request to its end."""
+    """Whether an instance takes prompts of this length, and holds the request to its end when it is empty."""
     tokens = world.ints[request + R_INPUT]
+    if tokens <= world.ints[engine + E_ABOVE_TOKENS] or tokens > world.ints[engine + E_UP_TO_TOKENS] > 0:
+        return False
     if world.ints[engine + E_ROLE] != PREFILL:
         tokens += world.ints[request + R_OUTPUT] - 1
     return blocks_for(world, engine, tokens) <= world.ints[engine + E_KV_BLOCKS]
