@@ -15,13 +15,12 @@ from splitplan.planner.columns.column import Column
 from splitplan.planner.program.groups import group_of
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import Infeasible, ProgramInput, ProgramSolution
-from tests.planner.program.brute_force import BruteForce
+from tests.planner.program.brute_force import BruteForce, Filling
 from tests.planner.program.fleets import PRICES, a_column, a_fleet, a_node, a_problem, a_rack
 from tests.planner.program.test_brute_force import WORKS, fleets
 
 MAX_FILLINGS = 1500
 RUNS = ((0,), (1,), (0, 1))
-Filling = tuple[tuple[int, ...], ...]
 
 
 def for_run(column: Column, run: tuple[int, ...], work: dict[int, float]) -> Column:
@@ -40,7 +39,7 @@ class GroupedBruteForce(BruteForce):
 
     def _partitions(self, filling: Filling) -> Iterator[tuple[dict[int, tuple[int, ...]], dict[int, tuple[int, ...]]]]:
         """For both stages the group that serves each class; none may be in two."""
-        used = [c for c in range(len(self.columns)) if any(counts[c] for counts in filling)]
+        used = [c for c in range(len(self.columns)) if any(counts[c] for counts in filling.counts)]
         stages = []
         for decode in (False, True):
             groups = {group_of(self.columns[c]) for c in used if (self.columns[c].role == "decode") == decode}
@@ -58,7 +57,7 @@ class GroupedBruteForce(BruteForce):
         rate = self.problem.rate_req_per_s
         if any(rate[b] > 0 and b not in entry for b in range(2)):
             return 0.0
-        placed = [(i, c) for i, counts in enumerate(filling) for c, count in enumerate(counts) if count]
+        placed = [(i, c) for i, counts in enumerate(filling.counts) for c, count in enumerate(counts) if count]
         share = {place: 1 + number for number, place in enumerate(placed)}
         size, equal, upper, limits = 1 + len(placed), [], [], []
         flows: list[tuple[tuple[int, int], tuple[int, int], int]] = []
@@ -87,7 +86,7 @@ class GroupedBruteForce(BruteForce):
         for place in placed:
             group = group_of(self.columns[place[1]])
             upper.append(row({share[place]: sum(self._work(place, b) * rate[b] for b in group)}))
-            limits.append(float(filling[place[0]][place[1]]))
+            limits.append(float(filling.counts[place[0]][place[1]]))
         for link, limit in self._limits().items():
             loads = {
                 size + k: self._sent(flow) * rate[flow[2]] for k, flow in enumerate(flows) if link in self._way(flow)
