@@ -7,6 +7,7 @@ repetitions, agreed on after a warm-up; a repetition counts as long as its slowe
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ MAX_REPETITIONS = 500
 def main(arguments: list[str]) -> None:
     """Joins the group, says so, and serves requests until stdin ends."""
     rank, ranks, backend, store = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3]
+    _use_every_core()
     try:
         torch, distributed, device = join(rank, ranks, backend, store)
     except Exception as error:
@@ -34,6 +36,12 @@ def main(arguments: list[str]) -> None:
         except Exception as error:
             _say({"error": f"{type(error).__name__}: {error}"[:300]})
     distributed.destroy_process_group()
+
+
+def _use_every_core() -> None:
+    """A rank is started by a process whose thread OpenMP holds on one core, and would inherit that."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 def join(rank: int, ranks: int, backend: str, store: str, device_index: int | None = None) -> tuple[Any, Any, str]:

@@ -59,7 +59,7 @@ class CollectiveRunner:
             return
         self._folder = tempfile.TemporaryDirectory(prefix="splitplan-ranks-")
         meeting_point = Path(self._folder.name) / "store"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_PROC_BIND": "false"}
         if self._backend == "gloo":
             environment |= {"GLOO_SOCKET_IFNAME": "lo"}
         for rank in range(self._ranks):

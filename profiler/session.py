@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -193,6 +194,9 @@ def gpu_of_reading(name: str) -> Gpu:
 
 
 def _open_cpu(gpu_name: str) -> Bench:
+    # OpenMP's spinning threads can settle on one core together, and every call then waits for the scheduler's next tick
+    # (8 ms, fifty times what a small product takes). Read once, when torch is first imported.
+    os.environ.setdefault("OMP_PROC_BIND", "true")
     torch = import_torch()
     from splitplan.profiler import torch_operations
 
