@@ -6,7 +6,8 @@ Sets
     ℓ ∈ L        locations: one host, or the identical hosts of one rack
     v            vertices of the link tree: locations, racks ρ, pods, the spine; P(v) is the parent of v
     k ∈ K        kinds of KV flow: a family of prefill columns that may feed a family of decode columns
-    s ∈ S        services: every hour of the day, and every hour with each failure domain gone
+    s ∈ S        services: every hour of the day
+    d ∈ D        failure domains to survive: hosts, racks or power domains
 
 Variables
     n[c,ℓ] ∈ ℤ₊          instances; of a pipeline that mixes GPU types, where its first stage stands
@@ -34,7 +35,9 @@ Constraints (in the order of `constraints.py`)
     group[c]             Σ_ℓ n[c,ℓ] ≤ room_c · y[g],  g the classes that c serves            only with length buckets
     one_group[b]         Σ_{g ∋ b} y[g] ≤ 1 per stage
     in_proportion        x[b,c,ℓ] / rate_b equal over b ∈ g
-    budget, power, share_per_rack
+    survive[d]           nothing is short with n[c,ℓ] = 0 on all ℓ ∈ d: cuts in n alone, found as they are broken
+                         (`failures.py`); where classes must stay whole, a service with d gone instead
+    budget, power, share_per_rack, required, kinds
 
 Objective
     cost     min Σ dollars_{c,ℓ} · n[c,ℓ] (or dollars_t · r[g,t]) + moves, then fewest GPUs (see `objective.py`),
@@ -101,7 +104,8 @@ class Use:
 class Service:
     """Rates and KV flows in one state of the fleet (all up, or one failure domain gone)."""
 
-    name: str
+    hour: str  # "" where there is one load only
+    gone: str  # the failure domain that is gone; "" with everything up
     rate_req_per_s: FloatArray  # [classes]
     sigmas: tuple[int, ...]  # rate scale of every class: one variable for all, or one each for weighted goodput
     alive: frozenset[int]  # location indices
@@ -109,6 +113,11 @@ class Service:
     stay: dict[FlowKey, int] = field(default_factory=dict)
     up: dict[FlowKey, int] = field(default_factory=dict)
     down: dict[FlowKey, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What the names of its rows and variables end in."""
+        return (f" at {self.hour}" if self.hour else "") + (f" without {self.gone}" if self.gone else "")
 
 
 @dataclass(slots=True)
@@ -153,12 +162,14 @@ def build_program(
     counts: Mapping[tuple[int, str], int] | None = None,
     free_racks: frozenset[str] = frozenset(),
     open_ended: bool = False,
+    failures_inside: bool | None = None,
 ) -> Program:
     """All variables and constraints, with σ fixed at 1 and no objective yet.
 
     With granularity "fleet" the result is the grouped relaxation that ignores where hosts stand. `counts` fixes the
     instances of (column, location name), all others being absent except in `free_racks`. `open_ended` makes a part of a
-    fleet: its KV may come from and go to places outside, and no class has to be served.
+    fleet: its KV may come from and go to places outside, and no class has to be served. `failures_inside` gives every
+    failure to survive a service of its own (default: only where classes must stay whole); else the caller adds cuts.
     """
     granularity = granularity or program_granularity(problem, columns)
     locations = fleet_locations(problem.fleet, granularity)
@@ -176,8 +187,9 @@ def build_program(
         open_ended=open_ended,
     )
     define_instances(program, counts, free_racks)
-    for name, rate, alive in service_states(program):
-        define_service(program, name, rate, alive)
+    inside = has_whole_classes(problem) if failures_inside is None else failures_inside
+    for hour, gone, rate, alive in service_states(program, failures=inside):
+        define_service(program, hour, gone, rate, alive)
     money.define_price_tiers(program)
     money.define_kept(program)
     constraints.define_gpus_fit(program)
@@ -196,6 +208,11 @@ def build_program(
         constraints.define_bandwidth(program, service)
         constraints.define_share_per_rack(program, service)
     return program
+
+
+def has_whole_classes(problem: ProgramInput) -> bool:
+    """Whether who serves a class is a whole decision of its own in every state: then failures cannot be cuts."""
+    return problem.options.whole_classes or bool(problem.options.class_groups and problem.hours)
 
 
 def program_granularity(problem: ProgramInput, columns: tuple[Column, ...]) -> Granularity:
@@ -262,23 +279,27 @@ def define_instances(
             program.uses.append(Use(program.n[index, place], index, 0, place, atoms.count, atoms.size))
 
 
-def service_states(program: Program) -> list[tuple[str, FloatArray, frozenset[int]]]:
-    """Every hour with everything up, the busiest first; then every hour with each failure domain gone."""
-    everything = frozenset(range(len(program.locations)))
-    states = [(name and f" at {name}", rate, everything) for name, rate in program.problem.rates]
-    domain_of: dict[str, Callable[[Location], str]] = {
+def failure_domains(problem: ProgramInput, locations: tuple[Location, ...]) -> dict[str, frozenset[int]]:
+    """The locations (by index) that go together in each failure to survive, by name; {} where none is asked for."""
+    naming: dict[str, Callable[[Location], str]] = {
         "node": lambda location: location.name,
         "rack": lambda location: location.rack,
         "power-domain": lambda location: location.nodes[0].failure_domain,
     }
-    if not program.problem.options.survive:
-        return states
-    naming, hours = domain_of[program.problem.options.survive], list(states)
-    for name in dict.fromkeys(naming(location) for location in program.locations):
-        gone = frozenset(place for place in everything if naming(program.locations[place]) == name)
-        if name:
-            states += [(f"{hour} without {name}", rate, everything - gone) for hour, rate, _ in hours]
-    return states
+    domains: dict[str, set[int]] = {}
+    if problem.options.survive:
+        for place, location in enumerate(locations):
+            domains.setdefault(naming[problem.options.survive](location), set()).add(place)
+    return {name: frozenset(places) for name, places in domains.items() if name}
+
+
+def service_states(program: Program, *, failures: bool) -> list[tuple[str, str, FloatArray, frozenset[int]]]:
+    """(hour, domain gone, rate, alive): every hour with everything up, the busiest first; then with domains gone."""
+    everything = frozenset(range(len(program.locations)))
+    hours = [(hour, "", rate, everything) for hour, rate in program.problem.rates]
+    domains = failure_domains(program.problem, program.locations) if failures else {}
+    gone = [(hour, name, rate, everything - places) for name, places in domains.items() for hour, _, rate, _ in hours]
+    return [*hours, *gone]
 
 
 def define_sigmas(program: Program, alive: frozenset[int]) -> tuple[int, ...]:
@@ -296,10 +317,11 @@ def define_sigmas(program: Program, alive: frozenset[int]) -> tuple[int, ...]:
     )
 
 
-def define_service(program: Program, name: str, rate: FloatArray, alive: frozenset[int]) -> None:
+def define_service(program: Program, hour: str, gone: str, rate: FloatArray, alive: frozenset[int]) -> None:
     """x, stay, up and down of one state, and its σ."""
     model = program.model
-    service = Service(name, rate, define_sigmas(program, alive), alive)
+    service = Service(hour, gone, rate, define_sigmas(program, alive), alive)
+    name = service.name
     for index, place in program.n:
         column = program.columns[index]
         for b in np.flatnonzero(np.isfinite(column.work_s_per_request) & (rate > 0)):

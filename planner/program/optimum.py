@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from splitplan.catalogs.errors import Problem, SolverError
-from splitplan.planner.program.build import Program, build_program
+from splitplan.planner.program.build import Program, build_program, has_whole_classes
+from splitplan.planner.program.failures import Failures
 from splitplan.planner.program.linear import LinearModel, Terms
 from splitplan.planner.program.objective import (
     cost_objective,
@@ -17,6 +19,8 @@ from splitplan.planner.program.solver import Answer, SolveLimits, solve, solve_a
 
 TIE_NODES = 200
 """Branch-and-bound nodes spent on a tie-break: a count, not a time, so that the answer does not vary."""
+RELAXED_ROUNDS = 40
+"""Of cuts for failures on the relaxation, before whole instances are asked for."""
 LAYOUT_NODES = 100
 LAYOUT_GAP = 0.02
 SPREAD_WEIGHT, ORDER_WEIGHT = 1e-3, 1e-5
@@ -36,16 +40,46 @@ class Optimum:
     value: float
     bound: float
     solver: str
+    failures: Failures | None = None  # the failures it survives, where that was asked
 
 
 def find_optimum(program: Program) -> Optimum | None:
     """The best plan of the program with the most headroom, or None if there is none."""
     options = program.problem.options
     search = most_goodput if options.objective == "goodput" else least
+    if options.survive and not has_whole_classes(program.problem):
+        return _surviving(program, search)
     hard = options.survive or options.max_share_per_rack is not None or options.whole_classes
     if hard or len(program.locations) == 1:
         return search(program)
     return optimum_by_groups(program) or search(program)
+
+
+def _surviving(program: Program, search: Callable[..., Optimum | None]) -> Optimum | None:
+    """The optimum that survives every failure: cuts for the relaxation, then for the optimum, then for its ties."""
+    failures = Failures(program)
+    for _ in range(RELAXED_ROUNDS):
+        answer = solve_arrays(_objective_of(program).relaxed())
+        if not answer.has_solution or not failures.cut_off(answer.values):
+            break
+    ties = False
+    while True:
+        optimum = search(program, ties=ties)
+        if optimum is None:
+            return None
+        if failures.cut_off(optimum.values):
+            continue
+        if ties or not program.problem.options.tie_breaks:
+            return replace(optimum, failures=failures)
+        ties = True
+
+
+def _objective_of(program: Program) -> LinearModel:
+    """The program with its objective, ties left out."""
+    if program.problem.options.objective == "goodput":
+        return elastic(program).with_objective(goodput_objective(program), maximise=True)
+    make = cost_objective if program.problem.options.objective == "cost" else power_objective
+    return program.model.with_objective(make(program, tie_break=False).coefficients)
 
 
 def optimum_by_groups(program: Program) -> Optimum | None:
@@ -138,9 +172,10 @@ def _prefer_spread(program: Program, model: LinearModel) -> None:
             model.objective[variable] = ORDER_WEIGHT * program.columns[index].num_gpus * place / len(program.locations)
 
 
-def least(program: Program) -> Optimum | None:
-    """Least cost or power, then fewest GPUs, then most headroom."""
+def least(program: Program, *, ties: bool | None = None) -> Optimum | None:
+    """Least cost or power, then fewest GPUs, then most headroom (unless `ties`, or else the options, say not to)."""
     options = program.problem.options
+    ties = options.tie_breaks if ties is None else ties
     make = cost_objective if options.objective == "cost" else power_objective
     scaled = make(program, tie_break=options.tie_breaks)
     model = program.model.with_objective(scaled.coefficients)
@@ -152,7 +187,7 @@ def least(program: Program) -> Optimum | None:
     value = round(sum(value * fixed.get(v, answer.values[v]) for v, value in scaled.amounts.items()), 9)
     bound = value if answer.bound > amount - 1.0 + TOLERANCE else min(value, scaled.value_bound(answer.bound))
     model.add_constraint("as_good", list(scaled.coefficients.items()), "<=", amount + 0.5)
-    values = _most_headroom(program, model, answer.values) if options.tie_breaks else answer.values
+    values = _most_headroom(program, model, answer.values) if ties else answer.values
     return Optimum(values, model, answer.status == "optimal", value, bound, answer.solver)
 
 
@@ -164,8 +199,8 @@ def _most_headroom(program: Program, model: LinearModel, start: list[float]) -> 
     return answer.values if answer.has_solution else start
 
 
-def most_goodput(program: Program) -> Optimum | None:
-    """The largest rate scale (or weighted served rate), then least cost and fewest GPUs."""
+def most_goodput(program: Program, *, ties: bool | None = None) -> Optimum | None:
+    """The largest rate scale (or weighted served rate), then least cost and fewest GPUs (as in `least`)."""
     options, terms = program.problem.options, goodput_objective(program)
     model = elastic(program)
     model.objective, model.maximise = terms, True
@@ -174,7 +209,8 @@ def most_goodput(program: Program) -> Optimum | None:
         return None
     value, bound = answer.objective, max(answer.objective, answer.bound)
     model.add_constraint("as_good", list(terms.items()), ">=", value * (1.0 - 1e-7))
-    values = _cheapest(program, model, answer.values) if options.tie_breaks else answer.values
+    ties = options.tie_breaks if ties is None else ties
+    values = _cheapest(program, model, answer.values) if ties else answer.values
     return Optimum(values, model, answer.status == "optimal", value, bound, answer.solver)
 
 

@@ -9,7 +9,7 @@ from splitplan.planner.columns.column import Reach
 from splitplan.planner.program.types import Flow
 
 if TYPE_CHECKING:
-    from splitplan.planner.program.build import Program, Vertex
+    from splitplan.planner.program.build import Program, Service, Vertex
 
 SMALLEST_RATE = 1e-9
 Place = tuple[int, int]  # (column, location)
@@ -37,25 +37,28 @@ class _Ends:
         return taken
 
 
-def pair_flows(program: Program, values: list[float], scale: float) -> tuple[Flow, ...]:
-    """Flows of the normal service divided by `scale`: nearest first, in the order of columns and locations.
+def pair_flows(program: Program, values: list[float], scale: float, service: Service | None = None) -> tuple[Flow, ...]:
+    """Flows of a service (the normal one) divided by `scale`: nearest first, in the order of columns and locations.
 
     At every vertex what stays there is paired among the senders and receivers below it that have not been paired yet.
     Several kinds of flow can share a sender; its rate is split among kinds as the program decided.
     """
-    service, flows = program.normal, []
+    service = service or program.normal
+    flows: list[Flow] = []
     for b in range(len(program.problem.class_names)):
-        sent = _split_ends(program, values, b, prefill=True)
-        received = _split_ends(program, values, b, prefill=False)
+        sent = _split_ends(program, service, values, b, prefill=True)
+        received = _split_ends(program, service, values, b, prefill=False)
         for number in range(len(program.families.kinds)):
             stays = [(v, values[i]) for (cls, k, v), i in service.stay.items() if (cls, k) == (b, number)]
             flows += _pair_kind(program, b, number, dict(stays), sent[number], received[number], scale)
     return tuple(flows)
 
 
-def _split_ends(program: Program, values: list[float], b: int, *, prefill: bool) -> list[dict[Vertex, Ends]]:
+def _split_ends(
+    program: Program, service: Service, values: list[float], b: int, *, prefill: bool
+) -> list[dict[Vertex, Ends]]:
     """For every kind of flow and location: (column, location) and the rate it contributes to that kind."""
-    service, kinds = program.normal, program.families.kinds
+    kinds = program.families.kinds
     leaving = service.up if prefill else service.down
     result: list[dict[Vertex, Ends]] = [{} for _ in kinds]
     for place, location in enumerate(program.locations):

@@ -10,7 +10,7 @@ import numpy as np
 
 from splitplan.catalogs.errors import InputError, Problem, SolverError
 from splitplan.planner.columns.column import Column
-from splitplan.planner.program.build import Program, build_program
+from splitplan.planner.program.build import Program, Service, build_program
 from splitplan.planner.program.constraints import watt_terms
 from splitplan.planner.program.infeasible import explain_infeasible
 from splitplan.planner.program.large import Progress, can_use_patterns, solve_large
@@ -23,7 +23,15 @@ from splitplan.planner.program.pipelines import stage_places
 from splitplan.planner.program.reduce import reduce_columns, unmatched_pins
 from splitplan.planner.program.rounding import fixed_program
 from splitplan.planner.program.solver import solve_arrays
-from splitplan.planner.program.types import Binding, Bought, Infeasible, Placed, ProgramInput, ProgramSolution
+from splitplan.planner.program.types import (
+    Binding,
+    Bought,
+    Infeasible,
+    Placed,
+    ProgramInput,
+    ProgramSolution,
+    ServedState,
+)
 from splitplan.planner.program.verify import verify
 
 PATTERN_RACKS = 32
@@ -33,7 +41,7 @@ GROUPED_RACKS = 200
 SMALLEST_DUAL = 1e-9
 BOOKKEEPING = (
     *("demand", "kv_", "kept", "bought", "laid_out", "stages", "as_good", "one_rate_scale"),
-    *("group[", "one_group", "in_proportion"),
+    *("group[", "one_group", "in_proportion", "survive_total"),
 )
 """Rows that only say what is what; they limit nothing by themselves."""
 
@@ -62,7 +70,8 @@ def solve_program(
     program = build_program(problem, columns)
     optimum = find_optimum(program)
     if optimum is None:
-        return explain_infeasible(program)
+        explained = build_program(problem, columns, failures_inside=True) if problem.options.survive else program
+        return explain_infeasible(explained)
     return _solution(program, optimum, least_travel(program, optimum))
 
 
@@ -127,6 +136,7 @@ def _solution(program: Program, optimum: Optimum, values: list[float]) -> Progra
         gap_percent=100.0 * gap,
         placed=placed,
         flows=pair_flows(program, values, scale),
+        states=_states(program, optimum, values),
         rate_scale=served if goodput else 1.0,
         class_scale=tuple(sigmas) if goodput else (1.0,) * len(sigmas),
         headroom=1.0 if goodput else sigmas[0],
@@ -149,6 +159,18 @@ def _solution(program: Program, optimum: Optimum, values: list[float]) -> Progra
     return replace(solution, constraints_checked=check.num_checked)
 
 
+def _states(program: Program, optimum: Optimum, values: list[float]) -> tuple[ServedState, ...]:
+    """Who serves what at the other hours, and in every failure to survive."""
+    goodput, states = program.problem.options.objective == "goodput", []
+    for service in program.services[1:]:
+        scale = 1.0 if goodput or service.gone else values[service.sigmas[0]]
+        left = _placed(program, values, scale, service)
+        flows = pair_flows(program, values, scale, service)
+        states.append(ServedState(service.hour, service.gone, (service.gone,) if service.gone else (), left, flows))
+    failures = optimum.failures.certificates(values) if optimum.failures else ()
+    return (*states, *failures)
+
+
 def _total(terms: Terms, values: list[float]) -> float:
     return math.fsum(amount * values[variable] for variable, amount in terms)
 
@@ -163,19 +185,21 @@ def _moves(program: Program, values: list[float]) -> int:
     return planned + running_instances(program) - 2 * stay
 
 
-def _placed(program: Program, values: list[float], scale: float) -> tuple[Placed, ...]:
+def _placed(program: Program, values: list[float], scale: float, service: Service | None = None) -> tuple[Placed, ...]:
     """Every column with instances at a location, in the order of locations, roles and columns."""
+    service = service or program.normal
     rates: dict[tuple[int, int], list[float]] = {}
-    for (b, index, place), variable in program.normal.x.items():
+    for (b, index, place), variable in service.x.items():
         row = rates.setdefault((index, place), [0.0] * len(program.problem.class_names))
         row[b] = max(0.0, values[variable] / scale)
     placed, stages = [], stage_places(program, values)
     for (index, place), variable in sorted(program.n.items(), key=lambda item: (item[0][1], item[0][0])):
         count = round(values[variable])
-        if count == 0:
+        if count == 0 or place not in service.alive:
             continue
         column, location = program.columns[index], program.locations[place]
-        row = [rate if rate > SMALLEST_RATE else 0.0 for rate in rates.get((index, place), [])]
+        none = [0.0] * len(program.problem.class_names)
+        row = [rate if rate > SMALLEST_RATE else 0.0 for rate in rates.get((index, place), none)]
         work = math.fsum(rate * column.work_s_per_request[b] for b, rate in enumerate(row) if rate > 0)
         placed.append(
             Placed(

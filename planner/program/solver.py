@@ -244,3 +244,32 @@ class RepeatedSolve:
         self._model.objective = {int(v): float(objective[v]) for v in np.flatnonzero(objective)}
         self._model.maximise = maximise
         return _answer(self._highs, self._model, values)
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitive:
+    """A linear program's optimum, and how it changes per unit of each variable's bound (its reduced cost)."""
+
+    objective: float
+    values: list[float]
+    slopes: list[float]
+
+
+class RepeatedBounds:
+    """One linear program kept inside HiGHS and solved again and again with some variables fixed elsewhere."""
+
+    def __init__(self, model: LinearModel, variables: Sequence[int]) -> None:
+        self._highs = _highs(SolveLimits())
+        self._highs.passModel(_highs_lp(model.relaxed()))
+        self._indices = np.array(variables, dtype=np.int32)
+
+    def solve(self, fixed: NDArray[np.float64]) -> Sensitive:
+        """The optimum with the variables at `fixed`, in their order. Raises SolverError where there is none."""
+        self._highs.changeColsBounds(len(self._indices), self._indices, fixed, fixed)
+        self._highs.run()
+        if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            raise SolverError("the solver gave no answer to a linear program that has one")
+        solution = self._highs.getSolution()
+        return Sensitive(
+            float(self._highs.getInfo().objective_function_value), list(solution.col_value), list(solution.col_dual)
+        )

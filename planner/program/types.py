@@ -145,6 +145,17 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedState:
+    """Who serves what in one more state of the fleet: another hour of the day, or a failure domain gone."""
+
+    hour: str  # name of the hour; "" where there is one load only
+    gone: str  # name of the failure domain; "" with everything up
+    stands_for: tuple[str, ...]  # every domain whose loss is this one but for names, this one included
+    placed: tuple[Placed, ...]  # what is left, with its rates in this state
+    flows: tuple[Flow, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Bought:
     """GPUs of one type at one kind of price."""
 
@@ -186,6 +197,7 @@ class ProgramSolution:
     solver: str
     granularity: Granularity
     columns_used: int  # columns left after filters and dominance
+    states: tuple[ServedState, ...] = ()  # the other hours, and every failure to survive
     notes: tuple[str, ...] = ()
 
 
