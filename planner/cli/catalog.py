@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
     from splitplan.planner.listing import Fact
 
-app = typer.Typer(no_args_is_help=True, help="GPUs, links, models, engines, workloads, fleets and profiles.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="GPUs, links, models, engines, workloads, fleets and profiles.",
+    epilog="Example: planner catalog show gpu h100",
+)
 KINDS_HELP = "gpus, links, models, engines, workloads, fleets or profiles."
 
 

@@ -11,7 +11,9 @@ from splitplan.planner.cli import fleet_import, output
 if TYPE_CHECKING:
     from splitplan.planner.spec.fleet import Fleet
 
-app = typer.Typer(no_args_is_help=True, help="Fleets: show, check, import.")
+app = typer.Typer(
+    no_args_is_help=True, help="Fleets: show, check, import.", epilog="Example: planner fleet show four-racks"
+)
 app.add_typer(fleet_import.importers, name="import")
 
 Source = Annotated[str, typer.Argument(help="A Fleet file, or the name of a shipped fleet.")]

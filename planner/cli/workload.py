@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from splitplan.planner.spec.summary import LengthSummary, WorkloadSummary
     from splitplan.planner.spec.workload import Workload
 
-app = typer.Typer(no_args_is_help=True, help="Workloads and traces: show, fit, sample.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Workloads and traces: show, fit, sample.",
+    epilog="Example: planner workload show azure-conv",
+)
 
 Name = Annotated[
     str,
@@ -51,10 +55,10 @@ def show(
         output.note(f"note: {line}")
 
 
-@app.command(epilog="Example: planner workload fit trace.csv --name my-chat --out my-chat.yaml")
+@app.command(epilog="Example: planner workload fit my-chat.csv --out my-chat.yaml")
 def fit(
     trace: Annotated[Path, typer.Argument(help="A trace, in any format that `show` reads.")],
-    name: Annotated[str, typer.Option("--name", help="Name of the workload.")],
+    name: Annotated[str, typer.Option("--name", help="Name of the workload; default: the file's.")] = "",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; left out: stdout.")] = None,
     points: Annotated[int, typer.Option("--points", min=16, max=100_000, help="Rows of the joint sample.")] = 1024,
     cache_tokens: Annotated[int, typer.Option("--cache-tokens", min=0, help="Size of the prefix cache.")] = 1_048_576,
@@ -80,7 +84,7 @@ def fit(
         requests, class_names = split_by_input(requests, parse_edges(split))
     document = fit_document(
         requests,
-        name,
+        name or trace.stem,
         class_names=class_names,
         source=source or f"fitted to {trace.name}",
         licence=licence,

@@ -60,6 +60,10 @@ def test_fit_writes_a_file_that_every_command_reads(trace: Path, tmp_path: Path)
     assert yaml.safe_load(printed) == yaml.safe_load(out.read_text())
 
 
+def test_fit_names_the_workload_after_the_file_unless_told(trace: Path) -> None:
+    assert yaml.safe_load(planner("workload", "fit", str(trace)).stdout)["name"] == "trace"
+
+
 def test_fit_keeps_classes_apart(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "mine.yaml"
     planner("workload", "fit", str(trace), "--name", "m", "--out", str(out), "--column", "class=GeneratedTokens")
