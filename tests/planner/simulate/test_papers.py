@@ -9,67 +9,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.published.distserve import DECODE_MS, PREFILL_MS, opt_step, sharegpt_like
 from splitplan.planner.latency.step import StepModel
 from splitplan.planner.simulate import Deployment, goodput, simulate
 from splitplan.planner.simulate.goodput import at_rate
 from splitplan.planner.spec.slo import Slo, Target
-from splitplan.planner.spec.workload import Requests
 from tests.planner.simulate.cases import fixed_requests, instance, linear_step, poisson_requests
 
 OPT_13B_KV_TOKENS = 66_144
 SLO_13B = Slo(Target(0.25, 90.0), Target(0.1, 90.0), None, None, 0.9)
 
 
-def opt_step(
-    prefill_ms: tuple[float, float, float],
-    decode_ms: tuple[tuple[float, float, float], tuple[float, float, float]],
-    stages: int = 1,
-) -> StepModel:
-    """DistServe's coefficients as tables: Σ l² sits at past 0, decode has two regimes that meet at batch 95."""
-    new = np.array([0.0, *2.0 ** np.arange(4, 14)])
-    contexts = np.array([0.0, 4096.0])
-    batches = np.array([0.0, 1.0, 94.0, 95.0, 256.0])
-    a, b, c = (value * 1e-3 / stages for value in prefill_ms)
-    attention = np.zeros((len(batches), len(contexts)))
-    for row, batch in enumerate(batches):
-        da, db, dc = (value * 1e-3 / stages for value in decode_ms[int(batch >= 95)])
-        attention[row] = (da + db * batch * contexts + dc * batch) if batch else 0.0
-    return StepModel(
-        overhead_s=(0.0, a),
-        host_s=np.zeros(257),
-        gap_s=0.0,
-        token_s=np.zeros(8193),
-        sequence_s=np.zeros(257),
-        prefill_new_knots=new,
-        prefill_past_knots=np.array([0.0, 8192.0]),
-        prefill_attention_s=(b * new + c * new**2)[:, None] + np.outer(2 * c * new, [0.0, 8192.0]),
-        decode_batch_knots=batches,
-        decode_context_knots=contexts,
-        decode_attention_s=attention,
-        num_stages=stages,
-    )
-
-
-PREFILL_13B = {1: (18.10, 0.1019, 7.12e-6), 2: (14.74, 0.0686, 2.45e-6)}
-DECODE_13B = {
-    1: ((19.93, 6.27e-4, 0.0385), (7.17, 5.80e-4, 0.158)),
-    2: ((13.29, 3.41e-4, 0.0630), (10.64, 3.12e-4, 0.0856)),
-}
-
-
-def sharegpt_like(count: int, seed: int) -> Requests:
-    """Lognormal lengths with ShareGPT's means in DistServe's tables: 755 tokens in, 200 out, capped at its context."""
-    draw = np.random.default_rng(seed)
-    inputs = np.clip(draw.lognormal(np.log(755) - 0.5, 1.0, count), 4, 2000).astype(np.int64)
-    outputs = np.clip(draw.lognormal(np.log(200) - 0.5, 1.0, count), 1, 1000).astype(np.int64)
-    zeros = np.zeros(count, dtype=np.int64)
-    return Requests(np.cumsum(draw.exponential(1.0, count)), inputs, outputs, zeros, zeros)
-
-
 def deployment_13b(prefill_tp: int, decode_tp: int) -> Deployment:
     """One prefill and one decode instance, transfers free, as in DistServe's high-affinity placement."""
-    prefill = opt_step(PREFILL_13B[prefill_tp], DECODE_13B[prefill_tp])
-    decode = opt_step(PREFILL_13B[decode_tp], DECODE_13B[decode_tp])
+    prefill = opt_step(PREFILL_MS["13b"][prefill_tp], DECODE_MS["13b"][prefill_tp])
+    decode = opt_step(PREFILL_MS["13b"][decode_tp], DECODE_MS["13b"][decode_tp])
     capacity = OPT_13B_KV_TOKENS
     return Deployment(
         (
@@ -113,7 +67,7 @@ def test_thirteen_b_prefers_prefill_tp2_and_decode_tp1_per_gpu() -> None:
     tpot = Slo(None, Target(0.1, 90.0), None, None, 0.9)
 
     def per_gpu(role: str, tp: int, slo: Slo) -> float:
-        step = opt_step(PREFILL_13B[tp], DECODE_13B[tp])
+        step = opt_step(PREFILL_MS["13b"][tp], DECODE_MS["13b"][tp])
         tokens = 2048 if role == "prefill" else 8192
         alone = instance(step, role, kv_capacity_tokens=50_000, max_num_batched_tokens=tokens)
         deployment = Deployment((alone,), decode_emits_first_token=False)
