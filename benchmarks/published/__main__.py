@@ -1,30 +1,105 @@
-"""`python -m benchmarks.published`: each published case, its answer and ours."""
+"""`python -m benchmarks.published [planning|helix|distserve|splitwise …]`: each published case, its answer and ours.
+
+DistServe's and Splitwise's searches simulate some hundreds of thousands of requests: a minute with the extra [fast].
+"""
 
 from __future__ import annotations
 
-from benchmarks.published import answers, cases, helix
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from benchmarks.published import answers, cases, distserve, splitwise
+from benchmarks.published.helix import through_program
+from splitplan.planner.simulate.compiled import has_numba
+from splitplan.planner.simulate.run import Form
 
 
-def main() -> None:
-    """Print one line per case."""
+def main(arguments: Sequence[str]) -> None:
+    """Print the lines of the named sections, or of all."""
+    sections: dict[str, Callable[[], Iterator[str]]] = {
+        "planning": planning,
+        "helix": helix,
+        "distserve": placement_searches,
+        "splitwise": cluster_designs,
+    }
+    unknown = [name for name in arguments if name not in sections]
+    if unknown:
+        sys.exit(f"no section {', '.join(unknown)}; there are {', '.join(sections)}")
+    for name in arguments or sections:
+        for line in sections[name]():
+            print(line, flush=True)
+
+
+def planning() -> Iterator[str]:
+    """Inputs of planners with a single answer."""
     plan, cost = answers.melange(split=False)
     published = f"{cases.MELANGE_PLAN} {cases.MELANGE_COST:.2f} $/h"
-    print(f"Mélange example          published {published}   here {plan} {cost:.2f} $/h")
+    yield f"Mélange example          published {published}   here {plan} {cost:.2f} $/h"
     plan, cost = answers.melange(split=True)
-    print(f"  buckets may be split                  here {plan} {cost:.2f} $/h")
+    yield f"  buckets may be split                  here {plan} {cost:.2f} $/h"
     plan, _ = answers.variant_autoscaler()
-    print(f"llm-d variant autoscaler published {cases.WVA_REPLICAS} x {cases.WVA_ACCELERATOR}   here {plan}")
+    yield f"llm-d variant autoscaler published {cases.WVA_REPLICAS} x {cases.WVA_ACCELERATOR}   here {plan}"
     plan, _ = answers.scarce_inventory()
-    print(f"AIBrix inventory         expected {cases.AIBRIX_PLAN}   here {plan}")
+    yield f"AIBrix inventory         expected {cases.AIBRIX_PLAN}   here {plan}"
+
+
+def helix() -> Iterator[str]:
+    """Helix's node sets."""
     for table in (cases.HELIX_10, cases.HELIX_24):
         found = answers.compose(table)
-        print(
+        yield (
             f"Helix {table.name:19}published {table.helix_objective:.2f} tok/s   here {found.tokens_per_s:.2f} tok/s, "
             f"{len(found.pipelines)} pipelines, deepest {found.depth} stages"
         )
-        print(f"  as columns of the planner's program   here {helix.through_program(table).tokens_per_s:.2f} tok/s")
-    print("Helix's objective counts neither pipeline depth nor where KV lives: what wins here can lose when simulated.")
+        yield f"  as columns of the planner's program   here {through_program(table).tokens_per_s:.2f} tok/s"
+    yield "Helix's objective counts neither pipeline depth nor where KV lives: what wins here can lose when simulated."
+
+
+def placement_searches() -> Iterator[str]:
+    """DistServe's placements, counts, and attainment."""
+    form: Form = "numba" if has_numba() else "python"
+    judged = distserve.trial("66b", form=form)
+    limits: tuple[distserve.KvLimit, ...] = ("batch", "instance", "none")
+    for limit in limits:
+        best = distserve.pair_search(replace(judged, kv_limit=limit))[:3]
+        shown = ", ".join(f"{placement} {placement.req_per_s_per_gpu:.2f}" for placement in best)
+        yield f"DistServe 66B pair, KV limit per {limit:8} published (4,1 | 2,2)   here {shown} req/s per GPU"
+    small = replace(distserve.trial("13b", form=form), kv_limit="none", ttft_s=distserve.RELEASED_TTFT_S)
+    best = distserve.pair_search(small, (1,))[:4]
+    shown = ", ".join(f"{placement} {placement.req_per_s_per_gpu:.2f}" for placement in best)
+    yield f"DistServe 13B pair at 200/100 ms  published (2,1 | 1,1) 1.56 (1.88 rerun)   here {shown} req/s per GPU"
+    for model, rate in (("13b", 30.0), ("66b", 30.0)):
+        chosen = distserve.algorithm_1(distserve.trial(model, form=form), rate)
+        per_gpu = chosen.req_per_s_per_gpu
+        yield f"DistServe algorithm 1, {model} at {rate:g} req/s: here {chosen}, {per_gpu:.2f} req/s per GPU"
+    for model, split, published in (("13b", (2, 1), "2.78/2.62"), ("66b", (4, 1), "0.73/0.70")):
+        found = distserve.trial(model, form=form).alone("colocated", split) / split[0]
+        yield f"DistServe {model} colocated, equal kernels  published {published}   here {found:.2f} req/s per GPU"
+    multiples = distserve.published_multiples()
+    knee, percent = distserve.attainment_curve(judged, distserve.PUBLISHED_PLACEMENT["66b"], multiples)
+    yield f"DistServe-Low attainment at rate/knee {', '.join(f'{multiple:.2f}' for multiple in multiples)}"
+    yield f"  published {', '.join(f'{value:g}' for value in distserve.ATTAINMENT_PERCENT)} %"
+    yield f"  here      {', '.join(f'{value:.0f}' for value in percent)} % (66B, knee at {knee:.2f} req/s)"
+
+
+def cluster_designs() -> Iterator[str]:
+    """The highest rate at which each Splitwise design meets its nine targets."""
+    for title, designs in (("iso-power", splitwise.ISO_POWER), ("iso-cost", splitwise.ISO_COST)):
+        for name, design in designs.items():
+            flat, measured = (splitwise.highest_rate(design, flat=value) for value in (True, False))
+            known = splitwise.PUBLISHED_ISO_POWER[name] if title == "iso-power" else "–"
+            yield (
+                f"Splitwise {title:9} {name:14} published {known!s:4} here {flat:4} req/s on its flat token time, "
+                f"{measured:4} on the measured one, {design.usd_per_hour:.0f} $/h"
+            )
+    meets = splitwise.meets_all_nine(splitwise.CODING_70_RPS, 70, flat=True, workload="azure-code")
+    fewest = splitwise.fewest_prompt_machines(70, 3)
+    yield (
+        f"Splitwise coding at 70 req/s, HH 27,3: published meets all nine   here {'meets' if meets else 'misses'}; "
+        f"{fewest} prompt machines are enough"
+    )
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -180,3 +180,15 @@ def highest_rate(design: Design, *, flat: bool, workload: str = "azure-conv", gr
         else:
             high = middle
     return rates[low] if low >= 0 else 0
+
+
+def fewest_prompt_machines(rate_req_per_s: float, tokens: int) -> int:
+    """DGX-H100 prompt machines beside `tokens` token machines with which the coding trace meets all nine targets."""
+    low, high = 0, 64
+    while high - low > 1:
+        middle = (low + high) // 2
+        if meets_all_nine(Design(middle, "H", tokens, "H"), rate_req_per_s, flat=True, workload="azure-code"):
+            high = middle
+        else:
+            low = middle
+    return high
