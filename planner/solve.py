@@ -33,9 +33,14 @@ class Answer:
 
 def answer(question: Question, *, effort: Effort | None = None, progress: Progress | None = None) -> Answer:
     """Find, verify and compare. Raises InputError for bad input and NoPlanError when no plan meets the targets."""
+    return answer_from(load_inputs(question), effort=effort, progress=progress)
+
+
+def answer_from(inputs: SolveInputs, *, effort: Effort | None = None, progress: Progress | None = None) -> Answer:
+    """`answer` to a question whose inputs are loaded."""
     say = progress or (lambda _text: None)
     start_s = time.perf_counter()
-    study = prepare(load_inputs(question))
+    study = prepare(inputs)
     say(f"{len(study.columns.columns)} of {study.columns.considered} columns stand ({_since(start_s)})")
     effort = effort or default_effort()
     if effort.form == "numba" and not is_cached():

@@ -17,9 +17,11 @@ from splitplan.planner.plan import ClassTarget, ClassVerdict, Estimate, Verifica
 from splitplan.planner.simulate.build import Routing
 from splitplan.planner.simulate.compiled import has_numba
 from splitplan.planner.simulate.deployment import Deployment
+from splitplan.planner.simulate.parallel import Parallel
 from splitplan.planner.simulate.results import Results, Run, combine
-from splitplan.planner.simulate.run import Form, simulate
+from splitplan.planner.simulate.run import Form
 from splitplan.planner.simulate.statistics import Interval, percentile_interval, share_interval
+from splitplan.planner.simulate.sweep import Case, sweep
 from splitplan.planner.spec.length_buckets import PromptRange
 from splitplan.planner.spec.slo import Slo
 from splitplan.planner.spec.workload import Requests, sample
@@ -76,8 +78,11 @@ def default_effort() -> Effort:
 class Judge:
     """Replays deployments on the same sampled requests, so that plans are compared under common random numbers."""
 
-    def __init__(self, inputs: SolveInputs, effort: Effort, *, limits: Limits | None = None) -> None:
+    def __init__(
+        self, inputs: SolveInputs, effort: Effort, *, limits: Limits | None = None, parallel: Parallel = 1
+    ) -> None:
         self.inputs = inputs
+        self.parallel = parallel  # how the seeds of one judgement are spread
         self.limits = limits or (lambda prompts: np.full(len(prompts), inputs.max_model_len))
         self.effort = effort
         self._samples: dict[tuple[int, int], Requests] = {}
@@ -96,12 +101,12 @@ class Judge:
         samples = [self._sample(num_requests, index) for index in range(num_seeds)]
         if rate_scale != 1.0:
             samples = [replace(requests, arrival_s=requests.arrival_s / rate_scale) for requests in samples]
-        runs = [
-            simulate(
-                deployment, requests, seed=self.inputs.question.seed + index, routing=ROUTING, form=self.effort.form
-            )
+        options = {"routing": ROUTING, "form": self.effort.form}
+        cases = [
+            Case(deployment, requests, options | {"seed": self.inputs.question.seed + index})
             for index, requests in enumerate(samples)
         ]
+        runs = sweep(cases, parallel=self.parallel)
         results = Results(
             tuple(
                 _as_clients_see(run, requests, self.inputs, self.limits(requests.input_tokens))

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from splitplan.planner.cli.output import JsonFlag, note, print_json
+from splitplan.planner.cli.output import JsonFlag, ParallelOption, note, print_json
 
 
 def compare(
@@ -16,6 +16,7 @@ def compare(
     slo: Annotated[list[str], typer.Option(help="Targets; repeatable.")],
     rate: Annotated[float | None, typer.Option(help="Requests per second; default: the workload's own.")] = None,
     objective: Annotated[Literal["cost", "goodput", "power"], typer.Option(help="What to optimise.")] = "cost",
+    parallel: ParallelOption = "1",
     json: JsonFlag = False,
 ) -> None:
     """Solve and verify the same load on several fleets or under several targets, one line each.
@@ -27,9 +28,10 @@ def compare(
     from splitplan.planner.question import Question
     from splitplan.planner.review.sweep import compare as compare_all
     from splitplan.planner.review.sweep import table_lines
+    from splitplan.planner.simulate.parallel import parse_parallel
 
     question = Question(model, fleet[0], workload, slo[0], rate, ProgramOptions(objective=objective))
-    points = compare_all(question, fleet, slo, progress=note)
+    points = compare_all(question, fleet, slo, progress=note, parallel=parse_parallel(parallel))
     if json:
         print_json("Comparison", {"points": [point.as_json() for point in points]})
     else:

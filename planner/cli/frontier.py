@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from splitplan.planner.cli.output import JsonFlag, note, print_json
+from splitplan.planner.cli.output import JsonFlag, ParallelOption, note, print_json
 
 
 def frontier(
@@ -19,6 +19,7 @@ def frontier(
     high: Annotated[float, typer.Option("--to", help="Highest value.")] = 2000.0,
     points: Annotated[int, typer.Option(min=2, max=50, help="How many values.")] = 6,
     rate: Annotated[float | None, typer.Option(help="Requests per second; default: the workload's own.")] = None,
+    parallel: ParallelOption = "1",
     json: JsonFlag = False,
 ) -> None:
     """What each step of a looser target saves: plans solved and verified along one axis, with a plot.
@@ -29,10 +30,12 @@ def frontier(
     from splitplan.planner.question import Question
     from splitplan.planner.review.sweep import axis_values, plot_lines, table_lines
     from splitplan.planner.review.sweep import frontier as sweep
+    from splitplan.planner.simulate.parallel import parse_parallel
 
     unit = 1.0 if axis == "rate" else 1e-3
     values = [value * unit for value in axis_values(low, high, points)]
-    found = sweep(Question(model, fleet, workload, slo, rate), axis, values, progress=note)
+    question = Question(model, fleet, workload, slo, rate)
+    found = sweep(question, axis, values, progress=note, parallel=parse_parallel(parallel))
     if json:
         print_json("Frontier", {"axis": axis, "points": [point.as_json() for point in found]})
         return

@@ -20,6 +20,12 @@ NARROWEST = 40
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
 
 
+ParallelOption = Annotated[
+    str,
+    typer.Option(metavar="N|ray://HOST:PORT", help="Processes (-1: one per core), or a Ray cluster's client port."),
+]
+
+
 def print_json(kind: str, data: Mapping[str, Any]) -> None:
     """One JSON object on stdout: `{"kind": …, "schema_version": 1, …}`; deterministic key order."""
     document = {"kind": kind, "schema_version": JSON_SCHEMA_VERSION, **data}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from splitplan.planner.cli.output import JsonFlag, print_json, stdout_console
+from splitplan.planner.cli.output import JsonFlag, ParallelOption, print_json, stdout_console
 
 
 def simulate(
@@ -17,6 +17,7 @@ def simulate(
     slo: Annotated[str, typer.Option(help="Other targets; default: the plan's own.")] = "",
     requests: Annotated[int, typer.Option(min=100, help="Requests per seed.")] = 20_000,
     seeds: Annotated[int, typer.Option(min=1, help="Independent runs.")] = 3,
+    parallel: ParallelOption = "1",
     json: JsonFlag = False,
 ) -> None:
     """Replay a workload against a plan and report TTFT, TPOT and SLO attainment.
@@ -26,9 +27,16 @@ def simulate(
     from splitplan.planner.plan import load_plan
     from splitplan.planner.report import replay_table
     from splitplan.planner.review.replay import replay
+    from splitplan.planner.simulate.parallel import parse_parallel
 
     verdict = replay(
-        load_plan(plan), workload=workload, rate_req_per_s=rate, slo=slo, num_requests=requests, num_seeds=seeds
+        load_plan(plan),
+        workload=workload,
+        rate_req_per_s=rate,
+        slo=slo,
+        num_requests=requests,
+        num_seeds=seeds,
+        parallel=parse_parallel(parallel),
     )
     if json:
         print_json("Verification", verdict.model_dump(mode="json"))

@@ -16,6 +16,7 @@ from splitplan.planner.inputs import SolveInputs, load_inputs, refuse_changes
 from splitplan.planner.plan import Plan, Pool, Verification
 from splitplan.planner.question import question_of
 from splitplan.planner.simulate.deployment import Deployment
+from splitplan.planner.simulate.parallel import Parallel
 from splitplan.planner.verify import Judge, default_effort
 
 
@@ -27,8 +28,11 @@ def replay(
     slo: str = "",
     num_requests: int = 20_000,
     num_seeds: int = 3,
+    parallel: Parallel = 1,
 ) -> Verification:
     """Simulate a plan as it stands. What is not given is the plan's own; nothing is re-planned.
+
+    `parallel` spreads the seeds over processes or a Ray cluster (see `simulate.parallel.spread`).
 
     Raises InputError when the plan's model, fleet or profiles have changed since it was made.
     """
@@ -43,9 +47,8 @@ def replay(
     inputs = load_inputs(question)
     refuse_changes(plan, inputs, besides=("workload",) if workload or rate_req_per_s is not None else ())
     effort = replace(default_effort(), verify_requests=num_requests, num_seeds=num_seeds)
-    return Judge(inputs, effort, limits=lambda prompts: longest_taken(plan, prompts)).verify(
-        plan_deployment(plan, inputs)
-    )[0]
+    judge = Judge(inputs, effort, limits=lambda prompts: longest_taken(plan, prompts), parallel=parallel)
+    return judge.verify(plan_deployment(plan, inputs))[0]
 
 
 def longest_taken(plan: Plan, input_tokens: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from splitplan.catalogs.errors import NoPlanError, Problem, UsageError
+from splitplan.planner.inputs import SolveInputs, load_inputs
 from splitplan.planner.plan import Plan
 from splitplan.planner.question import Question
-from splitplan.planner.solve import answer
+from splitplan.planner.simulate.parallel import Parallel, spread
+from splitplan.planner.solve import answer_from
 from splitplan.planner.spec.slo import format_slo, parse_slo
-from splitplan.planner.verify import Effort
+from splitplan.planner.verify import Effort, default_effort
 
 Axis = Literal["ttft", "tpot", "rate"]
 PLOT_WIDTH, PLOT_HEIGHT = 64, 12
@@ -48,17 +50,20 @@ def compare(
     *,
     effort: Effort | None = None,
     progress: Callable[[str], None] | None = None,
+    parallel: Parallel = 1,
 ) -> tuple[Point, ...]:
-    """Every fleet under every SLO, solved and verified. Raises UsageError with fewer than two questions."""
+    """Every fleet under every SLO, solved and verified. Raises UsageError with fewer than two questions.
+
+    `parallel` spreads the questions over processes or a Ray cluster (see `simulate.parallel.spread`).
+    """
     pairs = [(fleet, slo) for fleet in fleets for slo in slos]
     if len(pairs) < 2:
         raise UsageError(Problem("there is nothing to compare", next_step="give --fleet or --slo more than once"))
-    points = []
+    asked = []
     for number, (fleet, slo) in enumerate(pairs):
         parts = ([fleet] if len(fleets) > 1 else []) + ([slo] if len(slos) > 1 else [])
-        label = ", ".join(parts)
-        points.append(_point(label, number, replace(question, fleet=fleet, slo=slo), effort, progress))
-    return tuple(points)
+        asked.append((", ".join(parts), float(number), replace(question, fleet=fleet, slo=slo)))
+    return _points(asked, effort, progress, parallel)
 
 
 def frontier(
@@ -68,21 +73,24 @@ def frontier(
     *,
     effort: Effort | None = None,
     progress: Callable[[str], None] | None = None,
+    parallel: Parallel = 1,
 ) -> tuple[Point, ...]:
-    """The same question at several values of TTFT or TPOT (seconds) or rate (req/s), in ascending order."""
-    points = []
+    """The same question at several values of TTFT or TPOT (seconds) or rate (req/s), in ascending order.
+
+    `parallel` spreads the values over processes or a Ray cluster (see `simulate.parallel.spread`).
+    """
+    asked = []
     for value in sorted(values):
         if axis == "rate":
-            asked, label = replace(question, rate_req_per_s=value), f"{value:g} req/s"
+            asked.append((f"{value:g} req/s", value, replace(question, rate_req_per_s=value)))
         else:
             slo = parse_slo(question.slo)
             target = getattr(slo, axis)
             if target is None:
                 raise UsageError(Problem(f"the SLO has no {axis} to vary", key="--slo", expected=f"{axis}=…"))
             slo = replace(slo, **{axis: replace(target, seconds=value)})
-            asked, label = replace(question, slo=format_slo(slo)), f"{axis} {1000 * value:g} ms"
-        points.append(_point(label, value, asked, effort, progress))
-    return tuple(points)
+            asked.append((f"{axis} {1000 * value:g} ms", value, replace(question, slo=format_slo(slo))))
+    return _points(asked, effort, progress, parallel)
 
 
 def axis_values(low: float, high: float, count: int) -> tuple[float, ...]:
@@ -97,17 +105,36 @@ def axis_values(low: float, high: float, count: int) -> tuple[float, ...]:
     return tuple(float(f"{low * ratio**step:.4g}") for step in range(count))
 
 
-def _point(
-    label: str, at: float, question: Question, effort: Effort | None, progress: Callable[[str], None] | None
-) -> Point:
+def _points(
+    asked: Sequence[tuple[str, float, Question]],
+    effort: Effort | None,
+    progress: Callable[[str], None] | None,
+    parallel: Parallel,
+) -> tuple[Point, ...]:
+    """The answers to all questions. Inputs are loaded here: workers need none of the files."""
+    effort = effort or default_effort()
+    jobs = [_Job(label, at, load_inputs(question), effort) for label, at, question in asked]
+
+    def say(point: Point) -> None:
+        if progress:
+            progress(f"{point.label}: {f'{point.plan.usd_per_hour:.2f} $/h' if point.plan else 'no plan'}")
+
+    return tuple(spread(_point, jobs, parallel=parallel, done=say))
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    label: str
+    at: float
+    inputs: SolveInputs
+    effort: Effort
+
+
+def _point(job: _Job) -> Point:
     try:
-        plan = answer(question, effort=effort).plan
-        point = Point(label, at, plan)
+        return Point(job.label, job.at, answer_from(job.inputs, effort=job.effort).plan)
     except NoPlanError as error:
-        point = Point(label, at, None, error.problems[0].message)
-    if progress:
-        progress(f"{label}: {f'{point.plan.usd_per_hour:.2f} $/h' if point.plan else 'no plan'}")
-    return point
+        return Point(job.label, job.at, None, error.problems[0].message)
 
 
 def pools_text(plan: Plan) -> str:
