@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types accuracy kernels-bench clean
+.PHONY: demo test test-heavy lint types accuracy kernels-bench clean
 
 $(VENV)/core: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,11 @@ demo: $(VENV)/core
 
 test: lint types
 	$(BIN)/python -m pytest -n 2
+
+# opt-in: real vLLM on CPUs over NIXL, Ray placement; installs 4 GB, takes a quarter of an hour
+test-heavy: $(VENV)/dev
+	.ci/install-heavy .venv-heavy
+	SPLITPLAN_HEAVY=.venv-heavy $(BIN)/python -m pytest tests/heavy -v -s
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

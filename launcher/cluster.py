@@ -114,13 +114,9 @@ class Cluster:
     colocated_router: RouterPlace | None  # a second front door, when one router cannot serve both kinds
     colocated_share: float  # of all requests
 
-    @property
-    def entry_policy(self) -> str:
-        """How the router picks who takes a prompt: by cached prefixes where the plan counts on them, else by load.
-
-        Plans are verified with the least loaded instance; `power_of_two` is the nearest that public routers offer.
-        """
-        return "cache_aware" if self.plan.inputs.prefix_hit_ratio > 0 else "power_of_two"
+    def entry_policy(self, num_workers: int) -> str:
+        """How the router picks who takes a prompt: by cached prefixes where the plan counts on them, else by load."""
+        return "cache_aware" if self.plan.inputs.prefix_hit_ratio > 0 and num_workers > 1 else load_policy(num_workers)
 
     def leaders(self, role: str) -> tuple[Member, ...]:
         """Rank 0 of every instance of a role, in plan order."""
@@ -136,6 +132,15 @@ class Cluster:
     def routers(self) -> tuple[RouterPlace, ...]:
         """The front doors there are."""
         return tuple(router for router in (self.router, self.colocated_router) if router is not None)
+
+
+def load_policy(num_workers: int) -> str:
+    """A router's policy among equal workers.
+
+    Plans are verified with the least loaded instance; `power_of_two` is the nearest that public routers offer, and
+    vllm-router 0.1.17 and sglang-router 0.3.2 refuse to start with it before a single worker.
+    """
+    return "power_of_two" if num_workers > 1 else "round_robin"
 
 
 class PortBook:

@@ -40,6 +40,7 @@ class LaunchOptions:
     base_port: int = 0
     ucx_net_devices: str = ""
     shared_folder: str = ""
+    device: str = ""  # "cpu": vLLM's build for CPUs
     python: str = ""  # of Dynamo's environment, or Ray's
     ray_address: str = ""  # "" for $RAY_ADDRESS, else the Ray cluster of this machine
     ssh_config: str = ""
@@ -122,7 +123,7 @@ def make_engine(plan: Plan, options: LaunchOptions) -> EngineAdapter:
     """The engine adapter: the one asked for, else the plan's own engine and version."""
     name, _, version = (options.engine or f"{plan.engine}@{plan.engine_version}").partition("@")
     factory = _lookup("engine", name, ENGINES)
-    inner = EngineOptions(options.ucx_net_devices, options.shared_folder, options.target in IN_PODS)
+    inner = EngineOptions(options.ucx_net_devices, options.shared_folder, options.device, options.target in IN_PODS)
     return factory(version, inner, options)
 
 

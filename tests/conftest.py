@@ -23,6 +23,10 @@ needs_shared = pytest.mark.skipif(
 )
 
 
+collect_ignore = [] if os.environ.get("SPLITPLAN_HEAVY") else ["heavy"]
+"""`make test-heavy` says where the heavy tools are; without them their tests are not even looked at."""
+
+
 def _no_skip(report: Any) -> Any:
     """Under SPLITPLAN_TEST_REQUIRE=all a skip is a failure: everything installable is installed there.
 

@@ -30,6 +30,7 @@ class EngineOptions:
 
     ucx_net_devices: str = ""
     shared_folder: str = ""  # where Dynamo's workers find each other; all hosts must see it
+    device: str = ""  # "cpu": the engine's build for CPUs, to try a launch without GPUs
     bind_all: bool = False  # listen on every address (inside a pod) instead of the host's own
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from splitplan.catalogs.errors import Problem, shorten
-from splitplan.launcher.cluster import Cluster, Member, RouterPlace
+from splitplan.launcher.cluster import Cluster, Member, RouterPlace, load_policy
 from splitplan.launcher.engines.base import Command, Comparison, EngineOptions, routed_roles
 from splitplan.launcher.engines.vllm import FLOAT_DTYPES, checkpoint_problems, quantization
 from splitplan.launcher.inventory import check_options, find_version
@@ -116,8 +116,14 @@ class SglangEngine:
                 argv += ["--prefill", member.url, str(member.ports.bootstrap)]
             for member in decode:
                 argv += ["--decode", member.url]
-            argv += ["--prefill-policy", cluster.entry_policy, "--decode-policy", "power_of_two"]
+            argv += ["--prefill-policy", cluster.entry_policy(len(prefill))]
+            argv += ["--decode-policy", load_policy(len(decode))]
         else:
-            argv += ["--worker-urls", *[member.url for member in colocated], "--policy", cluster.entry_policy]
+            argv += [
+                "--worker-urls",
+                *[member.url for member in colocated],
+                "--policy",
+                cluster.entry_policy(len(colocated)),
+            ]
         check_options("sglang-router", ROUTER_VERSION, argv)
         return Command(tuple(argv))

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 
 from splitplan.catalogs.errors import Problem, shorten
-from splitplan.launcher.cluster import Cluster, Member, RouterPlace
+from splitplan.launcher.cluster import Cluster, Member, RouterPlace, load_policy
 from splitplan.launcher.engines.base import Command, Comparison, EngineOptions, routed_roles
 from splitplan.launcher.inventory import check_options, find_version
 
@@ -25,6 +25,15 @@ CONNECTORS = {
 ROUTER_CONNECTORS = {"NixlConnector": "nixl", "MooncakeConnector": "mooncake"}
 ROUTER_VERSION = "0.1.17"
 FLOAT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+CPU_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+    "UCX_TLS": "tcp",
+}
+"""What several instances of vLLM's CPU build need to share one machine."""
+
 ONLINE_QUANTIZATION = {"fp8": "fp8"}
 """Weight dtypes that vLLM makes from a 16-bit checkpoint while loading; the others need a quantised checkpoint."""
 
@@ -76,7 +85,16 @@ class VllmEngine:
             for pool in cluster.plan.pools
             if pool.expert_parallel not in (1, pool.tensor_parallel)
         ]
+        if self.options.device not in ("", "cpu"):
+            found.append(
+                Problem(f"vLLM has no device {shorten(self.options.device)!r} here", expected="cpu, or nothing")
+            )
         return found + checkpoint_problems(cluster, "vLLM")
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it is vLLM's build for CPUs that runs."""
+        return self.options.device == "cpu"
 
     def member(self, cluster: Cluster, member: Member) -> Command:
         """`vllm serve` for one member; ranks after the first run headless."""
@@ -101,19 +119,20 @@ class VllmEngine:
             options += ["--enable-expert-parallel"]
         options += ["--max-model-len", str(pool.max_model_len), "--max-num-seqs", str(pool.max_num_seqs)]
         options += ["--max-num-batched-tokens", str(pool.max_num_batched_tokens), "--enable-chunked-prefill"]
-        options += ["--gpu-memory-utilization", f"{pool.memory_fraction:g}", "--block-size", str(pool.block_tokens)]
+        options += ["--block-size", str(pool.block_tokens)]
+        options += ["--enforce-eager"] if self.on_cpu else ["--gpu-memory-utilization", f"{pool.memory_fraction:g}"]
         options += ["--dtype", FLOAT_DTYPES.get(pool.weight_dtype, "auto")]
         online = quantization(pool.weight_dtype, cluster.checkpoint_dtype)
         if online:
             options += ["--quantization", online]
         options += ["--kv-cache-dtype", _kv_cache_dtype(pool.kv_dtype)]
-        if pool.attention_backend:
+        if pool.attention_backend and not self.on_cpu:
             options += ["--attention-backend", pool.attention_backend]
         if member.num_ranks > 1:
             options += ["--nnodes", str(member.num_ranks), "--node-rank", str(member.rank)]
             options += ["--master-addr", member.leader_address, "--master-port", str(member.ports.master)]
         if pool.role != "colocated":
-            options += ["--kv-transfer-config", transfer_config(cluster.plan.connector, pool.role)]
+            options += ["--kv-transfer-config", transfer_config(cluster.plan.connector, pool.role, on_cpu=self.on_cpu)]
         return tuple(options)
 
     def router(self, cluster: Cluster, place: RouterPlace) -> Command:
@@ -130,14 +149,20 @@ class VllmEngine:
                 argv += ["--prefill", member.url]
             for member in decode:
                 argv += ["--decode", member.url]
-            argv += ["--prefill-policy", cluster.entry_policy, "--decode-policy", "power_of_two"]
+            argv += ["--prefill-policy", cluster.entry_policy(len(prefill))]
+            argv += ["--decode-policy", load_policy(len(decode))]
         else:
-            argv += ["--worker-urls", *[member.url for member in colocated], "--policy", cluster.entry_policy]
+            argv += [
+                "--worker-urls",
+                *[member.url for member in colocated],
+                "--policy",
+                cluster.entry_policy(len(colocated)),
+            ]
         check_options("vllm-router", ROUTER_VERSION, argv)
         return Command(tuple(argv))
 
     def _environment(self, member: Member) -> dict[str, str]:
-        env: dict[str, str] = {}
+        env = dict(CPU_ENVIRONMENT) if self.on_cpu else {}
         if member.num_ranks > 1:
             env["VLLM_HOST_IP"] = member.host.address
         if member.pool.role != "colocated":
@@ -149,7 +174,7 @@ class VllmEngine:
         return env
 
 
-def transfer_config(connector: str, role: str) -> str:
+def transfer_config(connector: str, role: str, *, on_cpu: bool = False) -> str:
     """The JSON of --kv-transfer-config for one side of a connector."""
     name = CONNECTORS.get(connector.casefold(), connector)
     config: dict[str, object] = {
@@ -159,6 +184,8 @@ def transfer_config(connector: str, role: str) -> str:
     }
     if name == "NixlConnector":
         config["kv_connector_extra_config"] = {"backends": ["UCX"]}
+    if on_cpu:
+        config["kv_buffer_device"] = "cpu"
     return json.dumps(config, separators=(",", ":"))
 
 

@@ -176,6 +176,7 @@ class MockEngine:
 
     async def _pull(self, transfer: Mapping[str, Any]) -> bytes:
         """The KV from a prefill instance, in no less than the planned time."""
+        await self.scheduler.boundary()
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         try:

@@ -1,8 +1,10 @@
 """Continuous batching with chunked prefill, as the planned engines do it, on planned step times.
 
 A step takes one token for every decoding sequence and fills the rest of the token budget with prefill chunks, first
-come first served. With pipeline stages several steps are under way at once, of different sequences. A sequence is
-admitted when a slot is free and the KV cache has room for all it may grow to, so that nothing is ever preempted.
+come first served. With pipeline stages several steps are under way at once: the next one enters the first stage when
+that is free, and waits at each further stage for the step before it, however short it is itself. A sequence decodes in
+one of them at a time; the chunks of its prompt may follow each other. A sequence is admitted when a slot is free and
+the KV cache has room for all it may grow to, so that nothing is ever preempted.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class Sequence:
     max_tokens: int
     emit: Callable[[int, bool], None]  # (position, last)
     is_gone: Callable[[], bool]
-    done_tokens: int = 0  # of the prompt; equal to prompt_tokens where the KV came from elsewhere
+    done_tokens: int = 0  # of the prompt, begun; equal to prompt_tokens where the KV came from elsewhere
     answered: int = 0
     remote_kv: bool = False  # its first token comes out of a decode step
 
@@ -64,6 +66,8 @@ class Scheduler:
         self.steps = 0
         self._in_flight: set[Sequence] = set()
         self._wake = asyncio.Event()
+        self._between: asyncio.Event | None = None  # set at the end of a step, for those who wait for it
+        self._stage_free_s = [0.0] * num_stages
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether the KV cache could hold this sequence alone."""
@@ -74,10 +78,16 @@ class Scheduler:
         self.waiting.append(sequence)
         self._wake.set()
 
+    async def boundary(self) -> None:
+        """Until the step under way ends: only between steps does an engine ask for KV that lies elsewhere."""
+        if self.running:
+            self._between = self._between or asyncio.Event()
+            await self._between.wait()
+
     async def run(self) -> None:
-        """Step for ever."""
+        """Step for ever: the next step is made up when the first stage is free."""
         loop = asyncio.get_running_loop()
-        end_s = loop.time()
+        free_s = loop.time()
         while True:
             self._drop_gone()
             self._admit()
@@ -85,19 +95,28 @@ class Scheduler:
             if not decoding and not chunks:
                 self._wake.clear()
                 await self._wake.wait()
-                end_s = max(end_s, loop.time())
+                free_s = max(free_s, loop.time())
                 continue
             now_s = loop.time()
-            start_s = end_s if now_s - end_s < LATE_S else now_s
-            latency_s, end_s = self._seconds(decoding, chunks), start_s + self._stage_seconds(decoding, chunks)
-            if self.num_stages == 1:
-                await asyncio.sleep(max(0.0, end_s - loop.time()))
-                self._finish_step(decoding, chunks)
-            else:  # the next step enters the first stage when this one leaves it
-                self._in_flight.update(decoding, (sequence for sequence, _ in chunks))
-                loop.call_at(start_s + latency_s, self._finish_step, decoding, chunks)
-                await asyncio.sleep(max(0.0, end_s - loop.time()))
+            start_s = free_s if now_s - free_s < LATE_S else now_s
+            finish_s = self._pass_stages(start_s, self._stage_seconds(decoding, chunks))
+            free_s = self._stage_free_s[0]
+            finished = self._begin(chunks)
+            self._in_flight.update(decoding)
             self.steps += 1
+            if self.num_stages > 1:
+                loop.call_at(finish_s, self._finish_step, decoding, finished)
+            await asyncio.sleep(max(0.0, free_s - loop.time()))
+            if self.num_stages == 1:
+                self._finish_step(decoding, finished)
+
+    def _pass_stages(self, start_s: float, stage_s: float) -> float:
+        """When a step that starts now leaves the last stage; each stage takes one step at a time, in order."""
+        end_s = start_s
+        for stage, free_s in enumerate(self._stage_free_s):
+            end_s = max(end_s, free_s) + stage_s
+            self._stage_free_s[stage] = end_s
+        return end_s
 
     def _admit(self) -> None:
         held = sum(sequence.kv_tokens for sequence in self.running)
@@ -120,27 +139,29 @@ class Scheduler:
                 budget -= min(left, budget)
         return decoding, chunks
 
-    def _seconds(self, decoding: list[Sequence], chunks: list[tuple[Sequence, int]]) -> float:
-        context = sum(sequence.prompt_tokens + sequence.answered for sequence in decoding) / max(1, len(decoding))
-        return self.times.step_s(len(decoding), context, [(each.done_tokens, new) for each, new in chunks])
-
     def _stage_seconds(self, decoding: list[Sequence], chunks: list[tuple[Sequence, int]]) -> float:
-        """How long the step holds a stage. A later chunk's time is a stage's already: it follows right behind."""
-        whole = self._seconds(decoding, chunks)
-        later = sum(self.times.chunk_s(each.done_tokens, new) for each, new in chunks if each.done_tokens)
-        return later + (whole - later) / self.num_stages
+        context = sum(sequence.prompt_tokens + sequence.answered for sequence in decoding) / max(1, len(decoding))
+        parts = [(each.done_tokens, new) for each, new in chunks]
+        return self.times.stage_s(len(decoding), context, parts, self.num_stages)
 
-    def _finish_step(self, decoding: list[Sequence], chunks: list[tuple[Sequence, int]]) -> None:
-        self._in_flight.difference_update(decoding, (sequence for sequence, _ in chunks))
-        self._wake.set()
+    @staticmethod
+    def _begin(chunks: list[tuple[Sequence, int]]) -> list[Sequence]:
+        """Count the chunks as begun; returns the sequences whose prompt ends with this step."""
         for sequence, new in chunks:
             sequence.done_tokens += new
-        finished = [sequence for sequence, _ in chunks if sequence.done_tokens == sequence.prompt_tokens]
+        return [sequence for sequence, _ in chunks if sequence.done_tokens == sequence.prompt_tokens]
+
+    def _finish_step(self, decoding: list[Sequence], finished: list[Sequence]) -> None:
+        self._in_flight.difference_update(decoding)
+        self._wake.set()
         for sequence in (*decoding, *finished):
             position, sequence.answered = sequence.answered, sequence.answered + 1
             with contextlib.suppress(ConnectionError):
                 sequence.emit(position, sequence.answered == sequence.max_tokens)
         self.running = [sequence for sequence in self.running if sequence.answered < sequence.max_tokens]
+        if self._between is not None:
+            self._between.set()
+            self._between = None
 
     def _drop_gone(self) -> None:
         self.running = [sequence for sequence in self.running if not sequence.is_gone()]

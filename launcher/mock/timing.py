@@ -45,6 +45,19 @@ class StepTimes:
         rows = [interpolate(self.decode_context_tokens, row, mean_context_tokens) for row in self.decode_step_s]
         return interpolate(self.decode_batch, rows, batch)
 
-    def step_s(self, batch: int, mean_context_tokens: float, chunks: Sequence[tuple[int, int]]) -> float:
-        """A step with decodes and prefill chunks (past, new): decode time plus the chunks' work."""
-        return self.decode_s(batch, mean_context_tokens) + sum(self.chunk_s(past, new) for past, new in chunks)
+    def stage_s(
+        self, batch: int, mean_context_tokens: float, chunks: Sequence[tuple[int, int]], num_stages: int = 1
+    ) -> float:
+        """How long a step with decodes and prefill chunks (past, new) holds one of `num_stages` pipeline stages.
+
+        The tables hold times through all stages. A later chunk of a lone prompt follows the one before through the
+        pipeline, so that what it adds to the prompt's time is a stage's already. What a step costs whatever is in it
+        (weights are read once: the table's value at no token) counts once.
+        """
+        parts = [self.decode_s(batch, mean_context_tokens) / num_stages] if batch else []
+        fresh = sum(new for past, new in chunks if not past)
+        if fresh:
+            parts.append(self.chunk_s(0, fresh) / num_stages)
+        parts += [self.chunk_s(past, new) for past, new in chunks if past]
+        fixed_s = interpolate(self.prefill_tokens, self.prefill_s, 0.0) / num_stages
+        return max(0.0, sum(parts) - (len(parts) - 1) * min(fixed_s, *parts)) if len(parts) > 1 else sum(parts)

@@ -18,7 +18,7 @@ PlanArgument = Annotated[Path, typer.Argument(help="Plan file, as `planner solve
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only write or print the files; contact nothing.")]
 TargetOption = Annotated[
-    str, typer.Option(help="local, ssh, slurm, kubernetes; with --dry-run also shell, lws, …: see docs.")
+    str, typer.Option(help="local, ssh, slurm, kubernetes, ray-groups; with --dry-run also shell, lws, …: see docs.")
 ]
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the files.")]
 EngineOption = Annotated[str, typer.Option(help="vllm, sglang, dynamo-vllm, mock, …, or vllm@0.32.")]
@@ -41,7 +41,9 @@ AcceptChangedOption = Annotated[
     list[str] | None, typer.Option(help="Launch although this input changed: fleet, model, profiles or all.")
 ]
 SharedFolderOption = Annotated[str, typer.Option(help="Dynamo: folder all hosts see, for discovery.")]
-PythonOption = Annotated[str, typer.Option(help="Dynamo: its environment's interpreter.")]
+PythonOption = Annotated[str, typer.Option(help="Dynamo, Ray: their environment's interpreter.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu: vLLM's build for CPUs, to try a launch without GPUs.")]
+RayAddressOption = Annotated[str, typer.Option(help="Ray: HOST:PORT; default: $RAY_ADDRESS, else this machine's.")]
 SshConfigOption = Annotated[str, typer.Option(help="Configuration file for ssh -F.")]
 PartitionOption = Annotated[str, typer.Option(help="Slurm partition.")]
 TimeLimitOption = Annotated[str, typer.Option(help="Slurm time limit, for instance 7-00:00:00.")]
@@ -81,6 +83,8 @@ def launch(
     accept_changed: AcceptChangedOption = None,
     shared_folder: SharedFolderOption = "",
     python: PythonOption = "",
+    device: DeviceOption = "",
+    ray_address: RayAddressOption = "",
     ssh_config: SshConfigOption = "",
     partition: PartitionOption = "",
     time_limit: TimeLimitOption = "",
@@ -121,6 +125,8 @@ def launch(
         ucx_net_devices=ucx_net_devices,
         shared_folder=shared_folder,
         python=python,
+        device=device,
+        ray_address=ray_address,
         ssh_config=ssh_config,
         slurm=SlurmOptions(partition, time_limit, by_rack),
         kubernetes=KubernetesOptions(

@@ -87,7 +87,7 @@ def run_launch(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_dry_run_writes_the_folder_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(real_plan(tmp_path).model_dump_json())
-    done = run_launch("plan.json", "--dry-run", "--target", "kubernetes", "-o", "out", cwd=tmp_path)
+    done = run_launch("plan.json", "--dry-run", "--target", "lws", "-o", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert (tmp_path / "out" / "kustomization.yaml").exists()
@@ -118,7 +118,7 @@ def test_a_file_that_is_no_plan_is_explained(tmp_path: Path) -> None:
     [
         (["-o", "out"], "-o goes with --dry-run"),
         (["--dry-run", "--replace", "plan.json"], "give one of them"),
-        (["--target", "kubernetes"], "target 'kubernetes' cannot be started"),
+        (["--target", "lws"], "target 'lws' cannot be started"),
         (["--dry-run", "--target", "kubernets"], "did you mean kubernetes?"),
         (["--dry-run", "--engine", "vlm"], "did you mean vllm?"),
     ],

@@ -149,6 +149,20 @@ def test_answers_come_from_the_kv_and_its_block_size() -> None:
     assert answer_token(digest, 0) != answer_token(digest, 1)
 
 
+def test_a_short_prompt_does_not_overtake_a_long_one_in_a_pipeline() -> None:
+    """Two stages, half the time in each: the short prompt waits for the second stage until the long one has left it."""
+    found = simulate(linear(), [(0.0, 1000, 1), (0.001, 10, 1)], num_stages=2)
+    assert found[0][0] == pytest.approx(1.0)
+    assert found[1][0] == pytest.approx(1.0 + 0.005)
+
+
+def test_what_every_step_costs_counts_once_in_a_step_of_many() -> None:
+    """Weights are read once, however many prompts and decodes share the step."""
+    times = linear(base_s=0.05)
+    assert times.stage_s(0, 0, [(0, 100), (0, 300)]) == pytest.approx(0.05 + 0.4)
+    assert times.stage_s(1, 0, [(0, 100)]) == pytest.approx(0.01 + 0.05 + 0.1 - 0.01)
+
+
 def test_a_prompt_is_counted_in_words_or_given_ids() -> None:
     assert prompt_tokens([5, 6, 7]) == [5, 6, 7]
     assert len(prompt_tokens("to be or not")) == 4
