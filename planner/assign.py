@@ -57,6 +57,11 @@ class Assignment:
 
 def assign(problem: ProgramInput, solution: ProgramSolution) -> Assignment:
     """Place a solution. Raises SolverError if its groups of GPUs cannot be placed, which a verified solution's can."""
+    return joined(problem, solution, seats_of(problem, solution))
+
+
+def seats_of(problem: ProgramInput, solution: ProgramSolution) -> tuple[Seat, ...]:
+    """Every instance on its GPUs, without a name yet. Raises SolverError as `assign` does."""
     columns = {column.name: column for column in problem.columns}
     places = fleet_locations(problem.fleet, solution.granularity)
     try:
@@ -67,6 +72,11 @@ def assign(problem: ProgramInput, solution: ProgramSolution) -> Assignment:
         if not any(placed.stages for placed in solution.placed) or not problem.running:
             raise
         seats = _seats(problem, solution, columns, places, deal_stages(solution.placed, columns, places, ()))
+    return tuple(seats)
+
+
+def joined(problem: ProgramInput, solution: ProgramSolution, seats: Sequence[Seat]) -> Assignment:
+    """Seats with names, shares and routes between them."""
     seats = _named(seats, solution)
     routes, loads = route_instances(problem, solution, seats)
     total = {role: sum(sum(seat.rate_req_per_s) for seat in seats if seat.column.role == role) for role in ROLES}

@@ -25,12 +25,13 @@ class Candidate:
     routes: tuple[Route, ...]
     deployment: Deployment
     colocated_share: float
+    around: tuple[object, ...] = ()  # what else its figures depend on: the load of other services on its links
 
     @property
     def key(self) -> tuple[object, ...]:
         """What tells candidates apart: instances per column and place, and the rate they are asked to serve."""
         places = sorted((item.column, item.location, item.instances) for item in self.solution.placed)
-        return (round(self.solution.rate_scale, 9), *places)
+        return (round(self.solution.rate_scale, 9), *self.around, *places)
 
     @property
     def counts(self) -> tuple[tuple[str, int], ...]:
@@ -43,7 +44,17 @@ class Candidate:
 
 def candidate(problem: ProgramInput, solution: ProgramSolution, inputs: SolveInputs) -> Candidate:
     """Assign a solution and make it runnable."""
-    assignment = assign(problem, solution)
+    return assigned_candidate(problem, solution, inputs, assign(problem, solution))
+
+
+def assigned_candidate(
+    problem: ProgramInput,
+    solution: ProgramSolution,
+    inputs: SolveInputs,
+    assignment: Assignment,
+    around: tuple[object, ...] = (),
+) -> Candidate:
+    """Make an assigned solution runnable."""
     columns = {column.name: column for column in problem.columns}
     rates = _rates_by_role(solution)
     total = sum(rates.get(role, 0.0) for role in ("prefill", "colocated"))
@@ -54,7 +65,7 @@ def candidate(problem: ProgramInput, solution: ProgramSolution, inputs: SolveInp
     steps = {pool.name: columns[name].step for pool, name in zip(pools, used, strict=True)}
     deployment = deployment_of(pools, assignment.routes, steps, inputs, colocated_share=colocated_share)
     routes = timed_routes(pools, assignment.routes, deployment)
-    return Candidate(solution, assignment, pools, routes, deployment, colocated_share)
+    return Candidate(solution, assignment, pools, routes, deployment, colocated_share, around)
 
 
 def _rates_by_role(solution: ProgramSolution) -> dict[str, float]:

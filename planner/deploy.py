@@ -13,6 +13,9 @@ from splitplan.planner.plan import Instance, Pool, Route
 from splitplan.planner.simulate.deployment import Deployment, InstanceSpec, Link, PathCost
 from splitplan.planner.spec.fleet import Node
 
+LEAST_LINK_SHARE = 0.01
+"""What is left of a link that others' planned load would fill: transfers crawl, and the simulation says so."""
+
 ROUTER_HOP_S = 0.001
 """A router's own time per request, each way through it: assumed; public routers answer in about a millisecond."""
 
@@ -98,7 +101,10 @@ class _Links:
         self.kinds: dict[Kind, int] = {}
         self._nodes = {node.name: node for node in fleet.nodes}
         self._uplinks = {rack.name: rack.uplink_bytes_per_s for rack in fleet.racks}
-        self.spine = None if fleet.spine_bytes_per_s is None else self.number("spine", fleet.spine_bytes_per_s)
+        self._held = inputs.question.held
+        self.spine = None
+        if fleet.spine_bytes_per_s is not None:
+            self.spine = self.number("spine", self._left(fleet.spine_bytes_per_s, "spine"))
 
     def number(self, name: str, bytes_per_s: float) -> int:
         """Index of the link of this name, made now if it is new."""
@@ -126,11 +132,18 @@ class _Links:
         rate = node.nic_bytes_per_s * find_link(node.nic_link).achievable_fraction
         own_ports = node.num_nics >= node.num_gpus
         name, share = (node.name, 1.0) if not own_ports else (instance.name, pool.tensor_parallel / node.num_gpus)
-        path = [self.number(f"{name} NIC {direction}", rate * min(share, 1.0))]
+        nic = rate if own_ports else self._left(rate, f"nic_{direction}[{node.name}]")
+        path = [self.number(f"{name} NIC {direction}", nic * min(share, 1.0))]
         uplink = self._uplinks[node.rack]
         if uplink is not None:
-            path.append(self.number(f"{node.rack} leaf {direction}", uplink))
+            left = self._left(uplink, f"rack_uplink_{direction}[{node.rack}]")
+            path.append(self.number(f"{node.rack} leaf {direction}", left))
         return tuple(path)
+
+    def _left(self, bytes_per_s: float, name: str) -> float:
+        """What the mean load of other services leaves of a link that all share."""
+        others = self._held.on_links((name,))
+        return bytes_per_s if not others else max(bytes_per_s - others, bytes_per_s * LEAST_LINK_SHARE)
 
     def node(self, instance: Instance) -> Node:
         """The node of an instance's first GPU."""

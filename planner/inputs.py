@@ -16,6 +16,7 @@ from splitplan.catalogs.errors import InputError, Problem, shorten
 from splitplan.catalogs.gpus import find_gpu
 from splitplan.catalogs.models import Model, find_model
 from splitplan.planner.columns.options import ColumnOptions
+from splitplan.planner.held import fleet_left
 from splitplan.planner.latency.calibration import find_overhead
 from splitplan.planner.latency.overhead import EngineOverhead
 from splitplan.planner.plan import Inputs, Plan
@@ -102,7 +103,7 @@ def load_inputs(question: Question) -> SolveInputs:
     model = find_model(question.model)
     engine = find_engine(question.columns.engine)
     _check_dtypes(question.columns, engine)
-    fleet = load_fleet(question.fleet, price_kind=question.price_kind)
+    fleet = fleet_left(load_fleet(question.fleet, price_kind=question.price_kind), question.held)
     parse_length_buckets(question.length_buckets)  # a wrong word is said before files are read
     workload = load_workload(question.workload, rate_req_per_s=question.rate_req_per_s)
     loaded = SolveInputs(

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from splitplan.catalogs.errors import InputError, Problem, shorten
 from splitplan.planner.columns.options import ColumnOptions
+from splitplan.planner.held import NOTHING, Held, held_as_text, held_from_text
 from splitplan.planner.plan import Plan
 from splitplan.planner.program.types import ProgramOptions
 
@@ -31,6 +32,7 @@ class Question:
     profiles: tuple[str, ...] = ()  # files that take the place of shipped profiles
     length_buckets: str = ""  # "auto", a number, or edges in input tokens: see `spec/length_buckets.py`; "": none
     seed: int = 0
+    held: Held = NOTHING  # what other services have of the fleet
 
 
 def options_as_text(question: Question) -> dict[str, str]:
@@ -42,6 +44,8 @@ def options_as_text(question: Question) -> dict[str, str]:
         kept["profiles"] = "|".join(question.profiles)
     if question.length_buckets:
         kept["length_buckets"] = question.length_buckets
+    if question.held != NOTHING:
+        kept["held"] = held_as_text(question.held)
     return kept
 
 
@@ -60,6 +64,7 @@ def question_of(plan: Plan) -> Question:
         profiles=tuple(part for part in kept.get("profiles", "").split("|") if part),
         length_buckets=kept.get("length_buckets", ""),
         seed=inputs.seed,
+        held=held_from_text(kept.get("held", "")),
     )
 
 

@@ -84,7 +84,7 @@ class Workshop:
 
     def solve(self, options: ProgramOptions, corrections: Corrections) -> ProgramSolution | Infeasible:
         """The program with corrected columns."""
-        return solve_program(self._problem(options, corrections))
+        return solve_program(self.corrected(options, corrections))
 
     def best(self, options: ProgramOptions) -> Outcome:
         """The best plan of a variant that passes, its own or one that another variant found within its bounds.
@@ -103,13 +103,13 @@ class Workshop:
             solution = self.solve(options, corrections)
             if isinstance(solution, Infeasible):
                 return self._no_more(last, solution)
-            trial = candidate(self._problem(options, corrections), solution, self.inputs)
-            verdict, blame = self._judged(trial)
+            trial = candidate(self.corrected(options, corrections), solution, self.inputs)
+            verdict, blame = self.judged(trial)
             last = Outcome(trial, verdict, corrections=Corrections(dict(corrections.factor)))
             if verdict.passed:
                 self.passed.append(last)
                 return self._relaxed(last, options)
-            self._tighten(trial, blame, corrections)
+            self.tighten(trial, blame, corrections)
         return replace(last, reasons=("no plan passed within the attempts allowed",))
 
     def _allows(self, options: ProgramOptions, outcome: Outcome) -> bool:
@@ -119,7 +119,8 @@ class Workshop:
         allowed = {column.name for column in allowed_columns(self.problem.columns, options)}
         return {item.column for item in outcome.found.solution.placed} <= allowed
 
-    def _problem(self, options: ProgramOptions, corrections: Corrections) -> ProgramInput:
+    def corrected(self, options: ProgramOptions, corrections: Corrections) -> ProgramInput:
+        """The problem with these options and corrected columns."""
         return replace(self.problem, columns=corrections.apply(self.problem.columns), options=options)
 
     def _no_more(self, last: Outcome, infeasible: Infeasible) -> Outcome:
@@ -129,7 +130,7 @@ class Workshop:
         )
         return replace(last, reasons=reasons)
 
-    def _judged(self, trial: Candidate) -> tuple[Verification, Blame]:
+    def judged(self, trial: Candidate) -> tuple[Verification, Blame]:
         """Screen first; verify in full only what passes the screening."""
         if trial.key not in self.screened:
             self.screened[trial.key] = self.judge.screen(trial.deployment, trial.solution.rate_scale)
@@ -140,7 +141,7 @@ class Workshop:
             self.verified[trial.key] = self.judge.verify(trial.deployment, trial.solution.rate_scale)
         return self.verified[trial.key]
 
-    def _tighten(self, trial: Candidate, blame: Blame, corrections: Corrections) -> None:
+    def tighten(self, trial: Candidate, blame: Blame, corrections: Corrections) -> None:
         """Correct the columns to blame by what the trial's instances really sustain.
 
         If all of it sustains a share f of the rate, a column loaded to u of its capacity has only f·u of it.
@@ -171,16 +172,16 @@ class Workshop:
         """Try to do better with columns that may have been judged too carefully; keep what still passes."""
         best, probes, tried = passed, 0, set[object]()
         while probes < self.judge.effort.max_probes:
-            for corrections in _relaxations(best.found, best.corrections):
+            for corrections in relaxations(best.found, best.corrections):
                 solution = self.solve(options, corrections)
                 if isinstance(solution, Infeasible) or score(solution) >= best.score - 1e-9:
                     continue
-                trial = candidate(self._problem(options, corrections), solution, self.inputs)
+                trial = candidate(self.corrected(options, corrections), solution, self.inputs)
                 if trial.key in tried:
                     continue
                 tried.add(trial.key)
                 probes += 1
-                verdict, _ = self._judged(trial)
+                verdict, _ = self.judged(trial)
                 if verdict.passed:
                     best = Outcome(trial, verdict, corrections=corrections)
                     self.passed.append(best)
@@ -206,7 +207,7 @@ def _blame_by_column(trial: Candidate, blame: Blame) -> dict[str, float]:
     return {name: max(blame.get(item.name, 0.0) for item in instances[name]) for name in _loads(trial)}
 
 
-def _relaxations(found: Candidate | None, corrections: Corrections) -> Iterator[Corrections]:
+def relaxations(found: Candidate | None, corrections: Corrections) -> Iterator[Corrections]:
     """Corrections under which one instance less of a pool would do, dearest instance first; for goodput, all pools a
     little less careful."""
     if found is None:

@@ -91,6 +91,7 @@ def _program(inputs: SolveInputs, classes: tuple[ProgramClass, ...], columns: li
         kv_bytes_per_request={dtype: tokens * inputs.model.kv_bytes_per_token(dtype) for dtype in kv_dtypes},
         pairs_allowed=_pair_rule(inputs),
         options=_options(inputs),
+        held=inputs.question.held,
     )
 
 

@@ -14,10 +14,13 @@ from splitplan.planner.cli.output import JsonFlag, note, print_json, stdout_cons
 
 
 def solve(
-    model: Annotated[str, typer.Option(help="Catalog name, or a Hugging Face config.json.")],
     fleet: Annotated[str, typer.Option(help="Fleet file, or the name of a shipped one.")],
-    workload: Annotated[str, typer.Option(help="Workload or trace file, shipped name, or fixed:1024/200.")],
-    slo: Annotated[str, typer.Option(help="For instance ttft=800ms@p99,tpot=50ms@p99.")],
+    model: Annotated[str, typer.Option(help="Catalog name, or a Hugging Face config.json.")] = "",
+    workload: Annotated[str, typer.Option(help="Workload or trace file, shipped name, or fixed:1024/200.")] = "",
+    slo: Annotated[str, typer.Option(help="For instance ttft=800ms@p99,tpot=50ms@p99.")] = "",
+    services: Annotated[
+        Path | None, typer.Option(help="Several models in one fleet: a Services file, instead of the three above.")
+    ] = None,
     rate: Annotated[float | None, typer.Option(help="Requests per second; default: the workload's own.")] = None,
     mode: Annotated[
         Literal["auto", "disagg", "colocated"], typer.Option(help="Which kinds of serving may be chosen.")
@@ -56,10 +59,14 @@ def solve(
     ] = "",
     profile: Annotated[list[str] | None, typer.Option(help="Profile file for one GPU type; repeatable.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every sample.")] = 0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to this YAML file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="YAML file to write; with --services a folder.")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Find the cheapest plan that meets the targets, and verify it by simulation.
+
+    With --services, several models share the fleet: one program over all of them, a plan for each in a folder.
 
     Example: planner solve --model llama-3.1-70b --fleet four-racks --workload azure-conv --rate 24
     --slo ttft=1s@p99,tpot=60ms@p99 -o plan.yaml
@@ -71,9 +78,34 @@ def solve(
     from splitplan.planner.report import print_plan
     from splitplan.planner.solve import answer
 
+    missing = [f"--{name}" for name, value in (("model", model), ("workload", workload), ("slo", slo)) if not value]
+    if missing and services is None:
+        raise UsageError(Problem(f"missing {', '.join(missing)}", expected="what to serve, or --services FILE"))
     for name, limit in (("--budget", budget), ("--max-power", max_power)):
         if limit is not None and not math.isfinite(limit):
             raise UsageError(f"{name} is {limit:g}: leave it out for no limit")
+    program = ProgramOptions(
+        objective=objective,
+        mode=mode,
+        pin=tuple(pin or ()),
+        forbid=tuple(forbid or ()),
+        budget_usd_per_hour=budget,
+        max_power_watts=max_power,
+        max_kinds=kinds,
+        survive=survive,
+        time_limit_s=time_limit,
+    )
+    if services is not None:
+        from splitplan.planner.cli.solve_services import solve_together
+        from splitplan.planner.services.read import Shared
+
+        own = {
+            "model": model, "workload": workload, "slo": slo, "rate": rate, "pin": pin, "forbid": forbid,
+            "mode": mode != "auto", "engine": engine != "vllm", "connector": connector, "weight-dtype": weight_dtype,
+            "kv-dtype": kv_dtype, "memory-fraction": memory_fraction, "profile": profile,
+        }  # fmt: skip
+        solve_together(services, Shared(fleet, program, price, seed), output, own, json=json)
+        return
     if output is not None and not output.parent.is_dir():
         problem = Problem("no such folder", str(output.parent), next_step=f"mkdir -p {shlex.quote(str(output.parent))}")
         raise InputError(problem)
@@ -83,17 +115,7 @@ def solve(
         workload=workload,
         slo=slo,
         rate_req_per_s=rate,
-        program=ProgramOptions(
-            objective=objective,
-            mode=mode,
-            pin=tuple(pin or ()),
-            forbid=tuple(forbid or ()),
-            budget_usd_per_hour=budget,
-            max_power_watts=max_power,
-            max_kinds=kinds,
-            survive=survive,
-            time_limit_s=time_limit,
-        ),
+        program=program,
         columns=ColumnOptions(engine, connector, weight_dtype, kv_dtype, memory_fraction),
         price_kind=price,
         profiles=tuple(profile or ()),

@@ -64,6 +64,7 @@ class Column:
     up_to_tokens: int = 0  # and at most this many; 0: no bound
     gpu_link: str = ""  # host kind it was computed for: catalog link between the GPUs; "" fits every host of the GPU
     stages: tuple[Stage, ...] = ()  # of a pipeline that mixes GPU types, in order; () where all stages are alike
+    service: str = ""  # whose it is, where several models share a fleet
 
     @property
     def num_gpus(self) -> int:

@@ -80,7 +80,8 @@ def define_rack_power(program: Program) -> None:
     for rack in program.problem.fleet.racks:
         terms = drawn.get(rack.name)
         if terms and rack.power_limit_watts is not None:
-            program.model.add_constraint(f"rack_power[{rack.name}]", terms, "<=", rack_gpu_watts(rack))
+            left = max(0.0, rack_gpu_watts(rack) - program.problem.held.in_rack(rack.name))
+            program.model.add_constraint(f"rack_power[{rack.name}]", terms, "<=", left)
 
 
 def rack_gpu_watts(rack: Rack) -> float:
@@ -124,11 +125,11 @@ def define_required(program: Program) -> None:
 
 
 def define_max_kinds(program: Program) -> None:
-    """At most `max_kinds` columns of one role on one GPU type for the same prompts: u[c] = 1 where c has instances."""
+    """At most `max_kinds` columns of one service, role and GPU type for the same prompts: u[c] = 1 where c runs."""
     most = program.problem.options.max_kinds
     if most is None:
         return
-    used: dict[tuple[str, str, str], Terms] = {}
+    used: dict[tuple[str, str, str, str], Terms] = {}
     slots_of = most_instances(program)
     for index, column in enumerate(program.columns):
         here = [place for (number, place) in program.n if number == index]
@@ -138,10 +139,10 @@ def define_max_kinds(program: Program) -> None:
         terms = [(program.n[index, place], 1.0) for place in here]
         slots = slots_of[index]
         program.model.add_constraint(f"used[{column.name}]", [*terms, (switch, -float(slots))], "<=", 0.0)
-        used.setdefault((column.role, column.gpu, column.prompts_in_words), []).append((switch, 1.0))
-    for (role, gpu, prompts), switches in used.items():
+        used.setdefault((column.service, column.role, column.gpu, column.prompts_in_words), []).append((switch, 1.0))
+    for (service, role, gpu, prompts), switches in used.items():
         if len(switches) > most:
-            name = f"kinds[{role} on {gpu}{prompts and ', ' + prompts}]"
+            name = f"kinds[{service and service + ': '}{role} on {gpu}{prompts and ', ' + prompts}]"
             program.model.add_constraint(name, switches, "<=", float(most))
 
 
@@ -265,7 +266,8 @@ def define_bandwidth(program: Program, service: Service) -> None:
         for vertex, limit in link_limits(program):
             if loads.get(vertex):
                 name = f"{LINK_NAMES[vertex[0]]}_{direction}[{vertex[1]}{service.name}]"
-                program.model.add_constraint(name, loads[vertex], "<=", limit * share / GIGABYTE)
+                left = max(0.0, limit * share - program.problem.held.on_links(_link_names(program, vertex, direction)))
+                program.model.add_constraint(name, loads[vertex], "<=", left / GIGABYTE)
     spine = program.problem.fleet.spine_bytes_per_s
     terms = [
         (variable, kv_gigabytes(program, b, number))
@@ -273,7 +275,8 @@ def define_bandwidth(program: Program, service: Service) -> None:
         if vertex[0] == "rack"
     ]
     if spine is not None and terms:
-        program.model.add_constraint(f"spine[{service.name.strip() or 'all'}]", terms, "<=", spine * share / GIGABYTE)
+        left = max(0.0, spine * share - program.problem.held.on_links(("spine",)))
+        program.model.add_constraint(f"spine[{service.name.strip() or 'all'}]", terms, "<=", left / GIGABYTE)
 
 
 GIGABYTE = 1e9
@@ -285,6 +288,15 @@ LINK_NAMES = {"location": "nic", "rack": "rack_uplink", "pod": "pod_uplink"}
 def kv_gigabytes(program: Program, b: int, number: int) -> float:
     """GB one request of a class sends in a kind of flow: bandwidth rows in GB/s keep near the scale of the others."""
     return float(program.problem.kv_bytes_per_request[program.families.kinds[number].kv_dtype][b]) / GIGABYTE
+
+
+def _link_names(program: Program, vertex: Vertex, direction: str) -> tuple[str, ...]:
+    """The links above a vertex by the names under which others' load on them is known: NICs node by node."""
+    kind, name = LINK_NAMES[vertex[0]], vertex[1]
+    if vertex[0] != "location" or not program.problem.held.link_bytes_per_s:
+        return (f"{kind}_{direction}[{name}]",)
+    location = next(location for location in program.locations if location.name == name)
+    return tuple(f"{kind}_{direction}[{node.name}]" for node in location.nodes)
 
 
 def link_limits(program: Program) -> Iterator[tuple[Vertex, float]]:

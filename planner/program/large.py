@@ -77,6 +77,7 @@ def can_use_patterns(problem: ProgramInput) -> bool:
         or options.max_power_watts is not None
         or problem.hours
         or problem.running
+        or problem.held.limits
     )
 
 

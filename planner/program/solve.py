@@ -171,6 +171,18 @@ def _states(program: Program, optimum: Optimum, values: list[float]) -> tuple[Se
     return (*states, *failures)
 
 
+def growth_limits(problem: ProgramInput, solution: ProgramSolution) -> tuple[float, tuple[Binding, ...]]:
+    """How far the load could grow on the instances of a solution (1: not at all), and what would hold it back."""
+    columns = tuple(column for column in problem.columns if column.name in {item.column for item in solution.placed})
+    index_of = {column.name: index for index, column in enumerate(columns)}
+    counts = {(index_of[item.column], item.location): item.instances for item in solution.placed}
+    plain = replace(problem, options=replace(problem.options, max_kinds=None, require=()))
+    program = build_program(plain, columns, solution.granularity, counts=counts)
+    most = grown(program, program.model).with_objective(goodput_objective(program), maximise=True)
+    answer = solve_arrays(most)
+    return (answer.objective, _binding(program, program.model, answer.values)) if answer.has_solution else (1.0, ())
+
+
 def _total(terms: Terms, values: list[float]) -> float:
     return math.fsum(amount * values[variable] for variable, amount in terms)
 

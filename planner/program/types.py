@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitplan.planner.columns.column import Column, Reach, Role
+from splitplan.planner.held import NOTHING, Held
 from splitplan.planner.spec.fleet import Fleet
 from splitplan.planner.topology import Granularity
 
@@ -95,6 +96,7 @@ class ProgramInput:
     options: ProgramOptions = field(default_factory=ProgramOptions)
     hours: tuple[Hour, ...] = ()  # several hours of the day that one plan must serve; rate_req_per_s is then unused
     running: tuple[Running, ...] = ()  # what runs already; `options.move_usd_per_hour` prices every change
+    held: Held = NOTHING  # rack power and link bandwidth that other services have; their GPUs the fleet lacks already
 
     @property
     def rates(self) -> tuple[tuple[str, FloatArray], ...]:

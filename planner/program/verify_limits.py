@@ -76,8 +76,8 @@ def _check_kinds(check: Check, facts: Facts, solution: ProgramSolution) -> None:
         check.holds(f"{name}: allowed by mode, pin and forbid", name in allowed)
     if options.max_kinds is not None:
         columns = [facts.columns[name] for name in chosen]
-        kinds = Counter((column.role, column.gpu, column.prompts_in_words) for column in columns)
-        for (role, gpu, prompts), number in kinds.items():
+        kinds = Counter((column.service, column.role, column.gpu, column.prompts_in_words) for column in columns)
+        for (_, role, gpu, prompts), number in kinds.items():
             check.at_most(f"kinds of {role} on {gpu} {prompts}".rstrip(), number, options.max_kinds)
     for text in options.require:
         check.holds(f"required: {text}", any(parse_filter(text).matches(facts.columns[name]) for name in chosen))
@@ -90,7 +90,8 @@ def _check_rack_power(check: Check, facts: Facts, solution: ProgramSolution) -> 
         gpu_watts[entry.rack] = gpu_watts.get(entry.rack, 0.0) + watts
     for rack in facts.problem.fleet.racks:
         if rack.power_limit_watts is not None and rack.name in gpu_watts:
-            drawn = sum(node.host_watts for node in rack.nodes) + gpu_watts[rack.name]
+            others = facts.problem.held.in_rack(rack.name)
+            drawn = sum(node.host_watts for node in rack.nodes) + gpu_watts[rack.name] + others
             check.at_most(f"{rack.name}: watts", drawn, rack.power_limit_watts)
 
 

@@ -182,7 +182,19 @@ def _check_links(check: Check, facts: Facts, flows: Iterable[Flow], headroom: fl
         limits |= {(f"pod uplink {direction}", pod.name): pod.uplink_bytes_per_s for pod in problem.fleet.pods}
     for link, limit in limits.items():
         if limit is not None and (link in loads or not label):
-            check.at_most(f"{link[0]} {link[1]}: KV bytes per second{label}", loads.get(link, 0.0), limit * share)
+            others = problem.held.on_links(_known_as(link, facts)) if problem.held.link_bytes_per_s else 0.0
+            sent = loads.get(link, 0.0) + others
+            check.at_most(f"{link[0]} {link[1]}: KV bytes per second{label}", sent, limit * share)
+
+
+def _known_as(link: tuple[str, str], facts: Facts) -> list[str]:
+    """The names under which other services' load on a link is kept."""
+    what, name = link
+    if what == "spine":
+        return ["spine"]
+    kind = what.lower().replace(" ", "_")
+    nodes = facts.places[name].nodes if kind.startswith("nic") else ()
+    return [f"{kind}[{node.name}]" for node in nodes] or [f"{kind}[{name}]"]
 
 
 def _links_between(start: Location, end: Location) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from splitplan.planner.spec import fleet_schema, workload_schema
+from splitplan.planner.spec import fleet_schema, services_schema, workload_schema
 
 _MARKED = re.compile(r"<!-- fields: (\w+) -->\n.*?<!-- end of fields -->", re.DOTALL)
 
@@ -66,7 +66,9 @@ def field_table(schema: type[BaseModel]) -> str:
 
 def with_tables(page: str) -> str:
     """A page with every marked table written anew."""
-    schemas = {name: item for module in (fleet_schema, workload_schema) for name, item in vars(module).items()}
+    schemas = {
+        name: item for module in (fleet_schema, workload_schema, services_schema) for name, item in vars(module).items()
+    }
     return _MARKED.sub(
         lambda match: f"<!-- fields: {match[1]} -->\n{field_table(schemas[match[1]])}\n<!-- end of fields -->", page
     )
