@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from splitplan.catalogs.documents import parse_document
+from splitplan.catalogs.documents import parse_document, validate
 from splitplan.planner.spec.fields import field_rows, with_tables
 from splitplan.planner.spec.fleet_build import build_fleet
 from splitplan.planner.spec.fleet_schema import FileModel, FleetFile, NodeFile
+from splitplan.planner.spec.services_schema import ServicesFile
 from splitplan.planner.spec.workload_build import build_workload
 
 PAGE = (Path(__file__).parents[3] / "docs" / "formats.md").read_text(encoding="utf-8")
@@ -46,6 +47,8 @@ def test_examples_on_the_page_load(example: str) -> None:
     document = parse_document(example, "example.yaml")
     if document.data["kind"] == "Fleet":
         assert build_fleet(document).num_gpus == {"h100-sxm": 16, "l40s": 12}
+    elif document.data["kind"] == "Services":
+        assert [item.name for item in validate(document, ServicesFile).services] == ["chat", "code"]
     elif "trace" in document.data:
         with pytest.raises(Exception, match=r"requests\.csv: no such trace"):
             build_workload(document)
