@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from splitplan.planner.calibrate.generations import engine_name
 from splitplan.planner.calibrate.points import Point
 from splitplan.planner.calibrate.predict import Prediction, predict, prepare_for_many
 from splitplan.planner.calibrate.resolve import Setup, UnpredictableError, find_measured_gpu, resolve
@@ -15,13 +17,18 @@ from splitplan.planner.latency.overhead import EngineOverhead
 WORTH_COMPILING = 50
 """Points from which loading the compiled simulator pays."""
 
+UNCALIBRATED_SPREADS = {"tpot_spread": 1.6, "ttft_spread": 2.5, "throughput_spread": 1.6}
+"""Least intervals where nothing was fitted: a generation without measured rows, an engine taken as another."""
+
 OverheadOf = Callable[[Point, Setup], EngineOverhead]
 
 
 def shipped_overhead(point: Point, setup: Setup) -> EngineOverhead:
     """The shipped calibration of the point's engine generation and GPU."""
-    del point
-    return find_overhead(setup.generation.engine, setup.generation.version, setup.gpu.architecture)
+    found = find_overhead(setup.generation.engine, setup.generation.version, setup.gpu.architecture)
+    if engine_name(point.engine):
+        return found
+    return replace(found, **{name: max(getattr(found, name), least) for name, least in UNCALIBRATED_SPREADS.items()})
 
 
 def score_points(

@@ -52,6 +52,8 @@ GAP = Knob("gap_s", 4e-4, 0.0, 12e-3, 1e-3)
 RANK_GAP = Knob("rank_gap_s", 2e-4, 0.0, 3e-3, 3e-4)
 SEQUENCE_GAP = Knob("sequence_gap_s", 1e-5, 0.0, 3e-4, 3e-5)
 COMPUTE = Knob("compute_scale", 0.05, 0.9, 1.5, 0.1)  # clocks under load; newer kernels than the table's are faster
+STREAM = Knob("stream_scale", 0.05, 0.9, 1.5, 0.1)  # older bandwidth-bound kernels than the table's
+SAMPLED = Knob("sequence_gap_s", 2e-5, 0.0, 5e-4, 1e-4)  # sampling sequence by sequence, a few launches each
 REQUEST = Knob("request_s", 4e-3, 0.0, 0.2, 4e-3)
 REQUEST_TOKEN = Knob("request_token_s", 2e-6, 0.0, 5e-5, 2e-6)
 

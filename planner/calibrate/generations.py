@@ -52,33 +52,27 @@ _LMDEPLOY = Generation(
     "lmdeploy", "0", "lmdeploy", "0.1", "prefill-first", 256, 65536, 0.5, "cache", 64, False, False, True
 )
 
-ENGINE_NAMES = {
-    "vllm": "vllm",
-    "vllmearly": "vllm-early",
-    "sglang": "sglang",
-    "tensorrtllm": "trtllm",
-    "trtllm": "trtllm",
-    "trt": "trtllm",
-    "lmdeployturbomind": "lmdeploy",
-    "lmdeploy": "lmdeploy",
-    "nim": "trtllm",
-    "triton": "trtllm",
-    "tritontensorrtllm": "trtllm",
-    "tgi": "vllm",  # continuous batching with the same kernels
-    "lightllm": "vllm",
-    "dynamovllm": "vllm",
-    "dynamosglang": "sglang",
-    "dynamotrtllm": "trtllm",
-}
+ENGINE_NAMES = (
+    (r"vllmearly", "vllm-early"),
+    (r"sglang", "sglang"),
+    (r"tensorrt|trtllm|^trt$|^nim|nvidianim|triton", "trtllm"),
+    (r"lmdeploy|turbomind", "lmdeploy"),
+    (r"vllm", "vllm"),
+)
+"""How people write engines, letters only, first match first: a Dynamo or router in front of one serves as it does."""
+
+OTHER_ENGINE = "vllm"
+"""What an engine that is none of these is taken as: continuous batching with the same public kernels."""
 
 
-def find_generation(
-    engine: str, version: str, date: str, gpu: Gpu, *, offline: bool, static: bool
-) -> Generation | None:
-    """The generation of an engine by version, or by date where no version is stated; None for an unknown engine."""
-    name = ENGINE_NAMES.get(re.sub(r"[^a-z]", "", engine.lower()))
-    if name is None:
-        return None
+def find_generation(engine: str, version: str, date: str, gpu: Gpu, *, offline: bool, static: bool) -> Generation:
+    """The generation of an engine by version, or by date where no version is stated.
+
+    Versions of an engine that is not modelled say nothing of those of its stand-in (`engine_name`): its date decides.
+    """
+    name = engine_name(engine)
+    version = version if name else ""
+    name = name or OTHER_ENGINE
     if name in ("vllm", "vllm-early"):
         return _vllm(name, version, date, gpu, offline=offline)
     if name == "sglang":
@@ -89,6 +83,12 @@ def find_generation(
     early = version_key(version) < (0, 8) if version_key(version) else date[:4] in ("2022", "2023")
     found = _TRTLLM_STATIC if early or static else _TRTLLM
     return found if found is _TRTLLM_STATIC else replace(found, version=version or found.version)
+
+
+def engine_name(text: str) -> str:
+    """The modelled engine that a benchmark's label means; "" for another one."""
+    letters = re.sub(r"[^a-z]", "", text.lower())
+    return next((name for pattern, name in ENGINE_NAMES if re.search(pattern, letters)), "")
 
 
 def _vllm(name: str, version: str, date: str, gpu: Gpu, *, offline: bool) -> Generation:
@@ -107,3 +107,27 @@ def _vllm(name: str, version: str, date: str, gpu: Gpu, *, offline: bool) -> Gen
         max_num_batched_tokens=budget,
         max_num_seqs=1024 if large else 256,
     )
+
+
+_SETTINGS = {
+    "max_num_batched_tokens": r"max[-_ ]num[-_ ](?:batched[-_ ])?tokens[=: ]+(\d+)",
+    "max_num_seqs": r"max[-_ ](?:num[-_ ]seqs|running[-_ ]requests|batch[-_ ]size)[=: ]+(\d+)",
+}
+_FRACTION = (
+    r"(?:gpu[-_ ]memory[-_ ]utilization|kv fraction|memory[-_ ]fraction|mem[-_ ]fraction[-_ ]static)[a-z=: ]*(0\.\d+)"
+)
+
+
+def with_stated_settings(generation: Generation, notes: str) -> Generation:
+    """The generation's defaults with what a source says of its engine's settings: limits, memory fraction, chunking."""
+    text = notes.lower()
+    for field, pattern in _SETTINGS.items():
+        stated = re.search(pattern, text)
+        if stated and int(stated.group(1)[:8]) >= 1:
+            generation = replace(generation, **{field: int(stated.group(1)[:8])})
+    fraction = re.search(_FRACTION, text)
+    if fraction:
+        generation = replace(generation, memory_fraction=float(fraction.group(1)[:6]))
+    if re.search(r"chunked[-_ ]prefill[=: ]+(?:true|on)", text) and generation.scheduler == "prefill-first":
+        generation = replace(generation, scheduler="chunked")
+    return generation

@@ -20,6 +20,21 @@ from splitplan.catalogs.documents import read_text
 from splitplan.catalogs.errors import DocumentError, Problem, nearest_names, shorten
 
 MODES = ("static-batch", "online-concurrency", "online-rate", "offline")
+MODE_NAMES = {
+    "static": "static-batch",
+    "batch": "static-batch",
+    "closed-loop": "online-concurrency",
+    "concurrency": "online-concurrency",
+    "burst": "online-concurrency",
+    "online": "online-concurrency",
+    "open-loop": "online-rate",
+    "rate": "online-rate",
+    "server": "online-rate",
+    "throughput": "offline",
+}
+"""Other words for the modes."""
+
+NO_VALUE = frozenset({"", "-", "n/a", "na", "nan", "none", "null", "unknown"})
 REQUIRED_COLUMNS = ("gpu", "engine", "mode", "model", "tp", "isl", "osl")
 MAX_FILE_BYTES = 64 * 2**20
 
@@ -128,7 +143,7 @@ class _BadCellError(Exception):
 
 
 def _point(row: Mapping[str, str | None], line: int) -> Point:
-    mode, notes = _text(row, "mode"), _text(row, "notes")
+    mode, notes = _mode(row), _text(row, "notes")
     pp, replicas, num_gpus = _count(row, "pp") or 1, _count(row, "replicas"), _count(row, "num_gpus")
     tp = _count(row, "tp") or max(1, (num_gpus or 1) // (pp * (replicas or 1)))
     attention_dp = _stated(notes, r"\b(?:attn_|attention[ _-])?dp ?= ?(\d+)") or 1
@@ -166,6 +181,16 @@ def _point(row: Mapping[str, str | None], line: int) -> Point:
     )
 
 
+def _mode(row: Mapping[str, str | None]) -> str:
+    """The mode in our words; what is no mode is left as it is, for the reason that a report gives."""
+    text = _text(row, "mode")
+    plain = re.sub(r"[ _]+", "-", text.lower())
+    mode = MODE_NAMES.get(plain, plain)
+    if mode == "online-concurrency" and plain != mode and not _text(row, "batch_or_concurrency"):
+        mode = "online-rate"
+    return mode if mode in MODES else text
+
+
 def _stated(notes: str, pattern: str) -> int:
     """The number that a note states; 0 for none."""
     found = re.search(pattern, notes, re.IGNORECASE)
@@ -183,7 +208,7 @@ def _text(row: Mapping[str, str | None], column: str) -> str:
 
 def _number(row: Mapping[str, str | None], column: str, *, allow_inf: bool = False) -> float | None:
     text = _text(row, column)
-    if not text:
+    if text.lower() in NO_VALUE:
         return None
     try:
         value = float(text)

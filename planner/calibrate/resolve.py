@@ -10,11 +10,18 @@ from splitplan.catalogs.errors import SplitplanError
 from splitplan.catalogs.gpus import Gpu, find_gpu
 from splitplan.catalogs.links import Link, find_link
 from splitplan.catalogs.models import Model, find_model
-from splitplan.planner.calibrate.generations import Generation, find_generation
+from splitplan.planner.calibrate.generations import (
+    OTHER_ENGINE,
+    Generation,
+    engine_name,
+    find_generation,
+    with_stated_settings,
+)
 from splitplan.planner.calibrate.points import MODES, Point
 from splitplan.planner.latency.memory import GIB, InstanceMemory, instance_memory
 from splitplan.planner.latency.operations import OpSource
 from splitplan.planner.latency.siblings import find_op_times
+from splitplan.planner.latency.weights import FP8_FEED_FORWARD
 
 DTYPE_WORDS = (
     (r"fp8.?block|block.?fp8", "fp8_block"),
@@ -32,6 +39,14 @@ DTYPE_WORDS = (
 
 STORAGE_DTYPES = {"fp8_block": "fp8"}
 """Formats that store as another one and compute by tables of their own."""
+
+CHECKPOINTS = (
+    (r"qwen3[^/]*-fp8$|deepseek-(v3|r1)", ("vllm", "sglang", "trtllm"), "fp8_block"),
+    (r"llama-?3\.1-405b", ("vllm", "sglang"), FP8_FEED_FORWARD),
+)
+"""FP8 checkpoints as published: Qwen3's and DeepSeek's scale by blocks of 128 × 128 (their configurations); Meta's of
+Llama-3.1-405B, the one that vLLM and SGLang load, quantises the feed-forward layers only (vLLM issue 6746: 57.75 GiB a
+GPU at TP 8, where all of it in FP8 would be 47). AMD publishes its own, of all layers."""
 
 SGLANG_RUNTIME_BYTES = 4.0 * GIB
 """What SGLang leaves beside its static share on an 80 GB card; activations and graphs live there, not in the share."""
@@ -77,10 +92,9 @@ def resolve(point: Point) -> Setup:
         offline=point.mode in ("offline", "static-batch"),
         static=point.mode == "static-batch",
     )
-    if generation is None:
-        raise UnpredictableError(f"engine '{point.engine}' is not modelled")
+    generation = with_stated_settings(generation, point.notes)
     tp, dp, ep = _parallelism(point, model)
-    weight_dtype = _weight_dtype(point, model)
+    weight_dtype = _weight_dtype(point, model, generation.engine if gpu.vendor == "NVIDIA" else "")
     kv_dtype = _kv_dtype(point, generation, weight_dtype)
     ops, ops_note = find_op_times(gpu, generation.engine)
     setup = Setup(
@@ -97,14 +111,21 @@ def resolve(point: Point) -> Setup:
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
         kv_capacity_tokens=0,
-        notes=(ops_note,) if ops_note else (),
+        notes=tuple(note for note in (_engine_note(point), ops_note) if note),
     )
     return replace(setup, kv_capacity_tokens=_kv_capacity(setup, point))
+
+
+def _engine_note(point: Point) -> str:
+    if engine_name(point.engine):
+        return ""
+    return f"engine '{point.engine}' is not modelled: taken as {OTHER_ENGINE}"
 
 
 def find_measured_gpu(text: str) -> Gpu:
     """The GPU that a benchmark's label means; raises UnpredictableError for one in no catalog."""
     plain = re.sub(r"\(.*", "", text).strip()
+    plain = re.sub(r"^\d+ ?[x*] ?|^(DGX|HGX)[ -]| ?[x*] ?\d+$", "", plain, flags=re.IGNORECASE)  # "8x H100", "DGX H100"
     without_size = re.sub(r"[- ]\d+ ?GB$", "", plain)
     for name in (plain, without_size, re.sub(r"-(SXM\d?|PCIe)", "", plain), re.sub(r"^NVIDIA[ -]", "", without_size)):
         try:
@@ -126,7 +147,13 @@ FINE_TUNES = (
     (r"deepseek-r1-distill-llama-(8|70)b", r"llama-3.1-\1b"),
     (r"deepseek-r1-distill-qwen-(1\.5|7|14|32)b", r"qwen2.5-\1b"),
     (r"vicuna-(7|13)b.*", r"llama-2-\1b"),
-    (r"(?:meta-)?llama-(3(?:\.\d)?)-(\d+)b.*", r"llama-\1-\2b"),
+    (r"wizardlm-(7|13|70)b.*", r"llama-2-\1b"),
+    (r"llama-33b.*", "llama-30b"),
+    (r"gpt-?j(-.*)?", "gpt-j-6b"),
+    (r"zephyr-7b.*", "mistral-7b-v0.1"),
+    (r"qwen2\.5-(?:coder|math)-([\d.]+)b.*", r"qwen2.5-\1b"),
+    (r"(?:meta-)?llama-?(3(?:\.\d)?)-(\d+)b.*", r"llama-\1-\2b"),
+    (r"llama-3\.1-nemotron-70b.*", "llama-3.1-70b"),
     (r"(?:meta-)?llama-?2-(\d+)b.*", r"llama-2-\1b"),
     (r"mistral-7b.*", "mistral-7b-v0.1"),
     (r"qwen(2(?:\.5)?|3)-([\d.]+)b.*", r"qwen\1-\2b"),
@@ -160,17 +187,21 @@ def _dtype(text: str, what: str) -> str:
     raise UnpredictableError(f"{what} '{text}' is not modelled")
 
 
-def _weight_dtype(point: Point, model: Model) -> str:
+def _weight_dtype(point: Point, model: Model, engine: str) -> str:
     in_name = re.search(r"fp8|nvfp4|mxfp4|awq|gptq|int4|int8|w4a16|w8a8", point.model.lower())
     found = _dtype(point.weight_dtype or (in_name.group(0) if in_name else model.weight_dtype), "dtype")
     if found == "nvfp4" and model.weight_dtype == "mxfp4":
         return "mxfp4"  # published in MXFP4; some tables label it otherwise
+    if found == "fp8":
+        for pattern, engines, dtype in CHECKPOINTS:
+            if engine in engines and re.search(pattern, point.model.lower()):
+                return dtype
     return found
 
 
 def _kv_dtype(point: Point, generation: Generation, weight_dtype: str) -> str:
-    """As stated; else 16 bit, but for TensorRT-LLM, whose FP8 checkpoints come with FP8 KV scales and use them."""
-    if not point.kv_dtype and generation.engine == "trtllm" and weight_dtype.startswith("fp8"):
+    """As stated; else 16 bit, but for TensorRT-LLM, whose own FP8 checkpoints come with FP8 KV scales and use them."""
+    if not point.kv_dtype and generation.engine == "trtllm" and weight_dtype == "fp8":
         return "fp8"
     return _dtype(re.sub(r"\(.*", "", point.kv_dtype), "KV dtype")
 

@@ -16,6 +16,7 @@ import yaml
 from splitplan.catalogs.errors import InputError, Problem, SplitplanError
 from splitplan.catalogs.gpus import find_gpu
 from splitplan.planner.calibrate.accuracy import (
+    UNCALIBRATED_SPREADS,
     WORTH_COMPILING,
     OverheadOf,
     score_points,
@@ -29,7 +30,9 @@ from splitplan.planner.calibrate.fit import (
     RANK_GAP,
     REQUEST,
     REQUEST_TOKEN,
+    SAMPLED,
     SEQUENCE_GAP,
+    STREAM,
     Case,
     Knob,
     Linear,
@@ -51,19 +54,21 @@ FEWEST_SPREAD_ROWS = 20
 LARGEST_SPREAD = 10.0
 """An interval wider than ten times up and down says nothing; calibration files do not hold it."""
 
-UNCALIBRATED_SPREADS = {"tpot_spread": 1.6, "ttft_spread": 2.5, "throughput_spread": 1.6}
-"""Least intervals of a generation that no measured row is left of: its priors are known to a third or so."""
-
 Progress = Callable[[str], None]
 
 SERVED = (GAP, RANK_GAP, SEQUENCE_GAP, COMPUTE, REQUEST, REQUEST_TOKEN)
 DRIVEN = (GAP, RANK_GAP, SEQUENCE_GAP, COMPUTE)  # no server in the path
-EAGER = (LAUNCH, GAP, SEQUENCE_GAP, COMPUTE)
+EAGER = (LAUNCH, GAP, RANK_GAP, SAMPLED, COMPUTE, STREAM)
 
 SERVED_PRIOR = EngineOverhead(gap_s=1e-3, rank_gap_s=2e-4, sequence_gap_s=2e-5, request_s=8e-3, request_token_s=2e-6)
 
 KNOBS: Mapping[str, tuple[tuple[Knob, ...], EngineOverhead]] = {
-    "vllm-early": (EAGER, EngineOverhead(launch_s=30e-6, gap_s=2e-3, sequence_gap_s=5e-5, compute_scale=1.2)),
+    "vllm-early": (
+        EAGER,
+        EngineOverhead(
+            launch_s=30e-6, gap_s=2e-3, rank_gap_s=5e-4, sequence_gap_s=1.5e-4, compute_scale=1.2, stream_scale=1.2
+        ),
+    ),
     "vllm-v0": (DRIVEN, replace(SERVED_PRIOR, gap_s=1.5e-3, rank_gap_s=5e-4, sequence_gap_s=5e-5)),
     "vllm-v1-async": (SERVED, replace(SERVED_PRIOR, gap_s=4e-4, rank_gap_s=1e-4, sequence_gap_s=5e-6)),
     "trtllm-static": (DRIVEN, EngineOverhead(gap_s=5e-4, rank_gap_s=2e-4)),
@@ -74,7 +79,8 @@ KNOBS: Mapping[str, tuple[tuple[Knob, ...], EngineOverhead]] = {
 """Knobs of a generation and their priors: values assumed from how the engine works, used where no data speaks.
 
 Engines that schedule the next step ahead leave some 0.4 ms, others of today about a millisecond; 30 us a launch is what
-Python-driven eager kernels take; kernels of 2023 reached some 80 % of today's on the same GPU.
+Python-driven eager kernels take, and sampling without batching some five of them a sequence; kernels of 2023 reached
+some 80 % of today's on the same GPU.
 """
 
 

@@ -115,27 +115,28 @@ def step_model(
         overhead_s=(0.0, 0.0),
         host_s=overhead.host_s(stage.num_layers, tp, max_num_seqs),
         gap_s=overhead.step_gap_s(tp),
-        token_s=_sustained(tables, overhead.compute_scale)[: max_num_batched_tokens + 1],
-        sequence_s=overhead.sequence_s(tables.sequence_s[: max_num_seqs + 1]),
+        token_s=_sustained(tables, overhead)[: max_num_batched_tokens + 1],
+        sequence_s=overhead.sequence_s(tables.sequence_s[: max_num_seqs + 1] * overhead.stream_scale),
         prefill_new_knots=PREFILL_NEW_KNOTS,
         prefill_past_knots=PREFILL_PAST_KNOTS,
         prefill_attention_s=tables.prefill_attention_s * overhead.compute_scale,
         decode_batch_knots=DECODE_BATCH_KNOTS,
         decode_context_knots=DECODE_CONTEXT_KNOTS,
-        decode_attention_s=tables.decode_attention_s,
+        decode_attention_s=tables.decode_attention_s * overhead.stream_scale,
         num_stages=pp,
         handoff_s=tables.handoff_s,
         basis_shares=tables.basis_shares,
     )
 
 
-def _sustained(tables: StageTables, compute_scale: float) -> FloatArray:
-    """Token table at sustained clocks: the scale comes in as a step's GEMMs turn from bandwidth- to compute-bound."""
-    if compute_scale == 1.0:
+def _sustained(tables: StageTables, overhead: EngineOverhead) -> FloatArray:
+    """Token table as served: one scale passes into the other as GEMMs turn from bandwidth- to compute-bound."""
+    stream, compute = overhead.stream_scale, overhead.compute_scale
+    if compute == stream == 1.0:
         return tables.token_s
     tokens = np.arange(len(tables.token_s), dtype=np.float64)
     bound = np.clip(np.log2(np.maximum(tokens, 1.0) / BANDWIDTH_BOUND_TOKENS) / RIDGE_DOUBLINGS, 0.0, 1.0)
-    return tables.token_s * (1.0 + (compute_scale - 1.0) * bound)
+    return tables.token_s * (stream + (compute - stream) * bound)
 
 
 def default_overhead(ops: OpSource, engine: Engine) -> EngineOverhead:

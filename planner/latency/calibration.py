@@ -45,6 +45,9 @@ PARAMETERS = (
     Parameter("rank_gap_us", "rank_gap_s", "us", 1e-6, 0, 10_000, "the same, by doubling of tensor ranks"),
     Parameter("sequence_gap_us", "sequence_gap_s", "us", 1e-6, 0, 1_000, "the same, by sequence in the step"),
     Parameter("compute_scale", "compute_scale", "", 1.0, 0.5, 3, "sustained over benchmarked compute-bound time"),
+    Parameter(
+        "stream_scale", "stream_scale", "", 1.0, 0.5, 3, "served over benchmarked time of bandwidth-bound kernels"
+    ),
     Parameter("request_ms", "request_s", "ms", 1e-3, 0, 2_000, "front end of a request: HTTP, tokenizer, hand-over"),
     Parameter("request_token_us", "request_token_s", "us", 1e-6, 0, 1_000, "front end, by prompt token"),
     Parameter("tpot_spread", "tpot_spread", "", 1.0, 1, 10, "factor up and down that holds 90 % of measured TPOT"),

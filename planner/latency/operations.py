@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from splitplan.catalogs.links import Link
 from splitplan.catalogs.models import AttentionGroup, Model
-from splitplan.planner.latency.weights import stage_share
+from splitplan.planner.latency.weights import FP8_FEED_FORWARD, stage_share
 from splitplan.profiler.profile import Timed
 
 FloatArray = NDArray[np.float64]
@@ -133,8 +133,13 @@ class Stage:
 
     @property
     def linear_dtype(self) -> str:
-        """Dtype of attention and dense GEMMs; mxfp4 models keep these in 16 bit."""
-        return "bf16" if self.weight_dtype == "mxfp4" else self.weight_dtype
+        """Dtype of dense GEMMs; mxfp4 models keep these in 16 bit."""
+        return {"mxfp4": "bf16", FP8_FEED_FORWARD: "fp8"}.get(self.weight_dtype, self.weight_dtype)
+
+    @property
+    def attention_dtype(self) -> str:
+        """Dtype of attention's GEMMs."""
+        return "bf16" if self.weight_dtype == FP8_FEED_FORWARD else self.linear_dtype
 
     def heads(self, group: AttentionGroup) -> int:
         """Query heads of a rank."""
@@ -188,7 +193,7 @@ def _projection_operations(
     if group.kind in ("mla", "state"):
         return  # in the module's own table
     count = group.num_layers * stage.layer_share
-    hidden, dtype = stage.model.hidden_size, stage.linear_dtype
+    hidden, dtype = stage.model.hidden_size, stage.attention_dtype
     query = stage.heads(group) * group.head_dim
     qkv = query + 2 * stage.kv_heads(group) * group.head_dim
     yield Operation("qkv gemm", count, ops.gemm(tokens, qkv, hidden, dtype))

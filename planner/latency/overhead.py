@@ -7,7 +7,8 @@
     sequence_gap_s · sequences                         the same, by sequence: block tables, sampling, output handling
 
 `compute_scale` is how much longer compute-bound kernels take in a server that runs hot than in a benchmark that does
-not: at full tensor load a card lowers its clock to stay inside its power limit. A request pays `request_s` and
+not: at full tensor load a card lowers its clock to stay inside its power limit. `stream_scale` is the same of
+bandwidth-bound kernels: 1 but for engines whose kernels were older than the tables'. A request pays `request_s` and
 `request_token_s` per prompt token before it reaches the scheduler: HTTP, tokenizer, hand-over to the engine.
 
 Values are fitted by `planner calibrate`; they live in catalogs/calibration with the data they came from.
@@ -33,6 +34,7 @@ class EngineOverhead:
     rank_gap_s: float = 0.0
     sequence_gap_s: float = 0.0
     compute_scale: float = 1.0
+    stream_scale: float = 1.0
     request_s: float = 0.0
     request_token_s: float = 0.0
     tpot_spread: float = 1.25  # factor up and down that holds 90 % of the calibration points

@@ -5,6 +5,9 @@ from __future__ import annotations
 from splitplan.catalogs.models import AttentionGroup, Model
 from splitplan.catalogs.parameters import element_bytes, weight_bytes_by_part
 
+FP8_FEED_FORWARD = "fp8_mlp"
+"""Meta's recipe for Llama-3.1-405B in FP8: feed-forward layers in fp8, attention in 16 bit."""
+
 REPLICATED_PARTS = ("router", "norms", "indexer")
 """Small parts that every tensor rank holds whole."""
 
@@ -16,13 +19,16 @@ def weight_bytes_per_gpu(model: Model, *, tp: int, pp: int, ep: int, weight_dtyp
     are never cut below one head, MLA's down projections not at all; experts divide over max(tp, ep) ranks. A vision
     tower is loaded beside the text model, in 16 bit, over the tensor ranks.
     """
-    parts = dict(weight_bytes_by_part(model, weight_dtype))
+    stored = "fp8" if weight_dtype == FP8_FEED_FORWARD else weight_dtype
+    parts = dict(weight_bytes_by_part(model, stored))
+    if weight_dtype == FP8_FEED_FORWARD:
+        parts["attention"] = weight_bytes_by_part(model, "bf16")["attention"]
     embedding, head = parts.pop("embedding") / tp, parts.pop("head") / tp
     layers = sum(parts.pop(part) for part in REPLICATED_PARTS if part in parts)
     layers += parts.pop("experts", 0.0) / max(tp, ep)
     layers += parts.pop("attention") * attention_share(model, tp)
     layers += sum(parts.values()) / tp
-    vision = model.vision_parameters * max(2.0, element_bytes(weight_dtype)) / tp
+    vision = model.vision_parameters * max(2.0, element_bytes(stored)) / tp
     vocabulary = embedding + head if pp == 1 else max(embedding, head)
     return layers * stage_share(model, pp) + vocabulary + vision
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from splitplan.catalogs.gpus import find_gpu
+from splitplan.planner.calibrate.accuracy import shipped_overhead
 from splitplan.planner.calibrate.generations import find_generation
 from splitplan.planner.calibrate.points import Point, read_points
 from splitplan.planner.calibrate.resolve import Setup, UnpredictableError, resolve
@@ -30,6 +31,9 @@ def setup(tmp_path: Path, **cells: object) -> Setup:
         ("A100-80GB(DGX-A100)", "a100-sxm-80"),
         ("A100-SXM4-40GB(ALCF Polaris)", "a100-sxm-40"),
         ("H200-SXM-141GB", "h200-sxm"),
+        ("8x H100", "h100-sxm"),
+        ("DGX H100", "h100-sxm"),
+        ("H100-SXM5-80GBx8", "h100-sxm"),
         ("H100-NVL-94GB", "h100-nvl"),
         ("L40S-PCIe-48GB", "l40s"),
         ("NVIDIA H100 80GB HBM3", "h100-sxm"),
@@ -47,6 +51,10 @@ def test_gpus_as_benchmarks_write_them(tmp_path: Path, written: str, name: str) 
         ("somebody/Qwen3-32B-AWQ", "qwen3-32b"),
         ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama-3.1-70b"),
         ("lmsys/vicuna-13b-v1.5", "llama-2-13b"),
+        ("llama3.1-70b-instruct", "llama-3.1-70b"),
+        ("nvidia/Llama-3.1-Nemotron-70B-Instruct-HF", "llama-3.1-70b"),
+        ("Qwen/Qwen2.5-Coder-32B-Instruct", "qwen2.5-32b"),
+        ("gptj-99.9", "gpt-j-6b"),
         ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.1"),
         ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "llama-3.1-8b"),
     ],
@@ -75,7 +83,6 @@ def test_dtypes_as_benchmarks_write_them(tmp_path: Path, written: str, model: st
     [
         ({"gpu": "TPU v5e"}, "GPU 'TPU v5e' is in no catalog"),
         ({"model": "gpt-17"}, "model 'gpt-17' is in no catalog"),
-        ({"engine": "abacus"}, "engine 'abacus' is not modelled"),
         ({"dtype": "ternary"}, "dtype 'ternary' is not modelled"),
         ({"mode": "by telegraph"}, "mode 'by telegraph' is not one of"),
         ({"model": "deepseek-v3", "dtype": "fp8"}, "the weights do not fit"),
@@ -123,3 +130,50 @@ def test_a100_servers_of_vllm_v1_take_a_smaller_chunk_budget() -> None:
     a100 = find_generation("vllm", "0.11", "", find_gpu("a100"), offline=False, static=False)
     assert a100 is not None
     assert (a100.max_num_batched_tokens, a100.max_num_seqs) == (2048, 256)
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("vLLM V1", "vllm"),
+        ("sglang-router", "sglang"),
+        ("NVIDIA NIM 1.8", "trtllm"),
+        ("TensorRT-LLM (PyTorch)", "trtllm"),
+        ("dynamo/sglang", "sglang"),
+        ("LMDeploy PyTorch", "lmdeploy"),
+    ],
+)
+def test_engines_as_benchmarks_write_them(tmp_path: Path, written: str, name: str) -> None:
+    found = setup(tmp_path, engine=written, engine_version="")
+    assert found.generation.engine == name
+    assert found.notes == ()
+
+
+def test_an_engine_that_is_not_modelled_is_taken_as_vllm_and_says_so(tmp_path: Path) -> None:
+    """With its date, not its version, and with an interval as wide as where nothing was fitted."""
+    row = point(tmp_path, engine="text-generation-inference", engine_version="3.1", date="2025-06", mode="offline")
+    found = resolve(row)
+    assert found.generation.key == "vllm-v1"
+    assert found.notes == ("engine 'text-generation-inference' is not modelled: taken as vllm",)
+    spreads = shipped_overhead(row, found)
+    assert spreads.tpot_spread >= 1.6
+    assert spreads.ttft_spread >= 2.5
+
+
+@pytest.mark.parametrize(
+    ("written", "mode"),
+    [
+        ("Offline", "offline"),
+        ("static", "static-batch"),
+        ("closed_loop", "online-concurrency"),
+        ("server", "online-rate"),
+    ],
+)
+def test_modes_in_other_words(tmp_path: Path, written: str, mode: str) -> None:
+    assert point(tmp_path, mode=written).mode == mode
+
+
+def test_a_cell_that_says_nothing_is_unknown(tmp_path: Path) -> None:
+    row = point(tmp_path, ttft_ms_mean="N/A", output_tok_s="-", tpot_ms_mean=8)
+    assert (row.problem, row.ttft.central, row.output_tokens_per_s) == ("", None, None)
+    assert row.tpot.central == ("mean", 0.008)
