@@ -109,10 +109,8 @@ def _vllm(name: str, version: str, date: str, gpu: Gpu, *, offline: bool) -> Gen
     )
 
 
-_SETTINGS = {
-    "max_num_batched_tokens": r"max[-_ ]num[-_ ](?:batched[-_ ])?tokens[=: ]+(\d+)",
-    "max_num_seqs": r"max[-_ ](?:num[-_ ]seqs|running[-_ ]requests|batch[-_ ]size)[=: ]+(\d+)",
-}
+_STEP_TOKENS = r"max[-_ ]num[-_ ](?:batched[-_ ])?tokens[=: ]+(\d+)"
+_SLOTS = r"max[-_ ](?:num[-_ ]seqs|running[-_ ]requests|batch[-_ ]size)[=: ]+(\d+)"
 _FRACTION = (
     r"(?:gpu[-_ ]memory[-_ ]utilization|kv fraction|memory[-_ ]fraction|mem[-_ ]fraction[-_ ]static)[a-z=: ]*(0\.\d+)"
 )
@@ -121,13 +119,16 @@ _FRACTION = (
 def with_stated_settings(generation: Generation, notes: str) -> Generation:
     """The generation's defaults with what a source says of its engine's settings: limits, memory fraction, chunking."""
     text = notes.lower()
-    for field, pattern in _SETTINGS.items():
-        stated = re.search(pattern, text)
-        if stated and int(stated.group(1)[:8]) >= 1:
-            generation = replace(generation, **{field: int(stated.group(1)[:8])})
-    fraction = re.search(_FRACTION, text)
-    if fraction:
-        generation = replace(generation, memory_fraction=float(fraction.group(1)[:6]))
-    if re.search(r"chunked[-_ ]prefill[=: ]+(?:true|on)", text) and generation.scheduler == "prefill-first":
-        generation = replace(generation, scheduler="chunked")
-    return generation
+    step_tokens, slots, fraction = (re.search(pattern, text) for pattern in (_STEP_TOKENS, _SLOTS, _FRACTION))
+    chunked = re.search(r"chunked[-_ ]prefill[=: ]+(?:true|on)", text) and generation.scheduler == "prefill-first"
+    return replace(
+        generation,
+        max_num_batched_tokens=_limit(step_tokens, generation.max_num_batched_tokens),
+        max_num_seqs=_limit(slots, generation.max_num_seqs),
+        memory_fraction=float(fraction.group(1)[:6]) if fraction else generation.memory_fraction,
+        scheduler="chunked" if chunked else generation.scheduler,
+    )
+
+
+def _limit(stated: re.Match[str] | None, default: int) -> int:
+    return max(1, int(stated.group(1)[:7])) if stated else default

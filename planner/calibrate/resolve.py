@@ -18,6 +18,7 @@ from splitplan.planner.calibrate.generations import (
     with_stated_settings,
 )
 from splitplan.planner.calibrate.points import MODES, Point
+from splitplan.planner.latency.calibration import version_key
 from splitplan.planner.latency.memory import GIB, InstanceMemory, instance_memory
 from splitplan.planner.latency.operations import OpSource
 from splitplan.planner.latency.siblings import find_op_times
@@ -203,7 +204,15 @@ def _kv_dtype(point: Point, generation: Generation, weight_dtype: str) -> str:
     """As stated; else 16 bit, but for TensorRT-LLM, whose own FP8 checkpoints come with FP8 KV scales and use them."""
     if not point.kv_dtype and generation.engine == "trtllm" and weight_dtype == "fp8":
         return "fp8"
+    if not point.kv_dtype and _vllm_reads_kv_scales(point, generation):
+        return "fp8"
     return _dtype(re.sub(r"\(.*", "", point.kv_dtype), "KV dtype")
+
+
+def _vllm_reads_kv_scales(point: Point, generation: Generation) -> bool:
+    """NVIDIA's own FP8 and FP4 checkpoints ask for an FP8 cache; vLLM heeds that since 0.13 (pull request 29980)."""
+    own = re.match(r"nvidia/.*-(nv)?fp[48]$", point.model.lower()) is not None
+    return own and generation.engine == "vllm" and version_key(generation.version) >= (0, 13)
 
 
 def _parallelism(point: Point, model: Model) -> tuple[int, int, int]:

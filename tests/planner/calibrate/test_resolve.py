@@ -11,6 +11,7 @@ from splitplan.planner.calibrate.accuracy import shipped_overhead
 from splitplan.planner.calibrate.generations import find_generation
 from splitplan.planner.calibrate.points import Point, read_points
 from splitplan.planner.calibrate.resolve import Setup, UnpredictableError, resolve
+from splitplan.planner.latency.weights import weight_bytes_per_gpu
 from tests.planner.calibrate.rows import one_row
 
 
@@ -70,7 +71,7 @@ def test_models_by_the_names_of_their_checkpoints(tmp_path: Path, written: str, 
         ("fp8_block", "qwen3-8b", "fp8_block"),
         ("awq-int4", "qwen3-8b", "int4"),
         ("float16", "qwen3-8b", "fp16"),
-        ("", "Qwen/Qwen3-8B-FP8", "fp8"),
+        ("", "Qwen/Qwen3-8B-FP8", "fp8_block"),
         ("nvfp4", "openai/gpt-oss-20b", "mxfp4"),
     ],
 )
@@ -177,3 +178,31 @@ def test_a_cell_that_says_nothing_is_unknown(tmp_path: Path) -> None:
     row = point(tmp_path, ttft_ms_mean="N/A", output_tok_s="-", tpot_ms_mean=8)
     assert (row.problem, row.ttft.central, row.output_tokens_per_s) == ("", None, None)
     assert row.tpot.central == ("mean", 0.008)
+
+
+def test_published_fp8_checkpoints_are_what_they_are(tmp_path: Path) -> None:
+    """Block scales in Qwen3's, 16-bit attention in Meta's 405B: vLLM logged 57.75 GiB a GPU at TP 8 (issue 6746)."""
+    assert setup(tmp_path, model="Qwen/Qwen3-32B-FP8", dtype="fp8", engine="tensorrt-llm").weight_dtype == "fp8_block"
+    assert setup(tmp_path, model="Qwen/Qwen3-32B", dtype="fp8", engine="tensorrt-llm").weight_dtype == "fp8"
+    large = setup(tmp_path, model="Llama-3.1-405B", dtype="fp8", tp=8, engine_version="0.6.3")
+    stored = weight_bytes_per_gpu(large.model, tp=8, pp=1, ep=1, weight_dtype=large.weight_dtype)
+    assert stored / 2**30 == pytest.approx(57.75, rel=0.04)
+    own = setup(tmp_path, model="Llama-3.1-405B", dtype="fp8", tp=8, engine="tensorrt-llm")
+    assert own.weight_dtype == "fp8"
+    assert large.kv_capacity_tokens < 0.7 * own.kv_capacity_tokens
+
+
+@pytest.mark.parametrize(("version", "dtype"), [("0.12.0", "bf16"), ("0.13.0", "fp8")])
+def test_vllm_heeds_the_kv_scales_of_a_checkpoint_since_013(tmp_path: Path, version: str, dtype: str) -> None:
+    found = setup(tmp_path, model="nvidia/Llama-3.1-8B-Instruct-FP8", dtype="fp8", engine_version=version)
+    assert found.kv_dtype == dtype
+
+
+def test_settings_that_a_source_states_replace_the_defaults(tmp_path: Path) -> None:
+    stated = "chunked prefill=TRUE, max_num_batched_tokens=512, max_num_seqs=96; gpu-memory-utilization 0.95"
+    found = setup(tmp_path, engine_version="0.6.3", notes=stated).generation
+    assert (found.scheduler, found.max_num_batched_tokens, found.max_num_seqs) == ("chunked", 512, 96)
+    assert found.memory_fraction == 0.95
+    assert (
+        setup(tmp_path, engine_version="0.6.3", notes="max_num_batched_tokens=default").generation.max_num_seqs == 256
+    )
