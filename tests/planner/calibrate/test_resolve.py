@@ -199,7 +199,7 @@ def test_vllm_heeds_the_kv_scales_of_a_checkpoint_since_013(tmp_path: Path, vers
 
 
 def test_settings_that_a_source_states_replace_the_defaults(tmp_path: Path) -> None:
-    stated = "chunked prefill=TRUE, max_num_batched_tokens=512, max_num_seqs=96; gpu-memory-utilization 0.95"
+    stated = "chunked prefill=TRUE; max_num_batched_tokens=512; max_num_seqs=96; gpu-memory-utilization 0.95"
     found = setup(tmp_path, engine_version="0.6.3", notes=stated).generation
     assert (found.scheduler, found.max_num_batched_tokens, found.max_num_seqs) == ("chunked", 512, 96)
     assert found.memory_fraction == 0.95
