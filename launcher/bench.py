@@ -16,6 +16,7 @@ from splitplan.launcher.lifecycle import reached
 from splitplan.launcher.loadtest import Served, replay
 from splitplan.launcher.state import require_state
 from splitplan.planner.plan import Plan, load_plan
+from splitplan.planner.spec.length_buckets import PromptRange
 from splitplan.planner.spec.slo import Slo, parse_slo
 from splitplan.planner.spec.workload import Requests, load_workload, sample
 
@@ -79,10 +80,12 @@ def bench(
 
 
 @contextmanager
-def _front_door(plan_path: str) -> Iterator[str]:
-    """The endpoint of a launched plan, as this machine reaches it."""
+def _front_door(plan_path: str) -> Iterator[Callable[[int], str]]:
+    """The endpoint of a launched plan for a prompt of so many tokens, as this machine reaches it."""
     with reached(plan_path) as state:
-        yield state.endpoints[0]
+        bounds = state.extra.get("prompts") or [(0, 0)]
+        doors = [(PromptRange(*prompts), url) for prompts, url in zip(bounds, state.endpoints, strict=False)]
+        yield lambda tokens: next(url for prompts, url in doors if prompts.holds(np.array(tokens)))
 
 
 def summarise(served: Sequence[Served], requests: Requests, slo: Slo | None, plan: Plan | None = None) -> BenchReport:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from splitplan.catalogs.errors import LaunchError, Problem, shorten
 from splitplan.launcher.naming import dns_label
 from splitplan.planner.plan import Instance, Plan, Pool, plan_hash
+from splitplan.planner.spec.length_buckets import ALL_PROMPTS, PromptRange
 
 MAX_NAME_LENGTH = 24
 ADDRESS_LABEL = "address"  # a node label of the fleet file that says how to reach the node
@@ -92,6 +93,7 @@ class RouterPlace:
     host: HostPlace
     port: int
     metrics_port: int
+    prompts: PromptRange = ALL_PROMPTS  # what clients should send here; all, where one front door is enough
 
     @property
     def url(self) -> str:
@@ -113,6 +115,7 @@ class Cluster:
     router: RouterPlace
     colocated_router: RouterPlace | None  # a second front door, when one router cannot serve both kinds
     colocated_share: float  # of all requests
+    length_routers: tuple[RouterPlace, ...] = ()  # front doors for longer prompts, where no router tells them apart
 
     def entry_policy(self, num_workers: int) -> str:
         """How the router picks who takes a prompt: by cached prefixes where the plan counts on them, else by load."""
@@ -131,7 +134,8 @@ class Cluster:
     @property
     def routers(self) -> tuple[RouterPlace, ...]:
         """The front doors there are."""
-        return tuple(router for router in (self.router, self.colocated_router) if router is not None)
+        found = (self.router, *self.length_routers, self.colocated_router)
+        return tuple(router for router in found if router is not None)
 
 
 def load_policy(num_workers: int) -> str:
@@ -196,7 +200,12 @@ def place(
     router_place = _router_host(plan, hosts, router_host)
     roles = {pool.role for pool in plan.pools}
     router = _router(router_place, bases, book)
-    is_mixed = "colocated" in roles and len(roles) > 1
+    by_length = plan.tells_lengths_apart and not one_router
+    ranges = plan.prompt_ranges if by_length else ()
+    if ranges:
+        router = replace(router, prompts=ranges[0])
+    longer = tuple(replace(_router(router_place, bases, book), prompts=prompts) for prompts in ranges[1:])
+    is_mixed = "colocated" in roles and len(roles) > 1 and not by_length
     second = _router(router_place, bases, book) if is_mixed and not one_router else None
     members: list[Member] = []
     for pool in plan.pools:
@@ -214,6 +223,7 @@ def place(
         router=router,
         colocated_router=second,
         colocated_share=_colocated_share(plan),
+        length_routers=longer,
     )
 
 

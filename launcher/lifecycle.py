@@ -95,7 +95,7 @@ def launch(
     with _locked(folder), interruptible():
         state = _existing(plan, path, options)
         engine, cluster = placed(plan, options, state)
-        preflight.check(cluster, engine)
+        preflight.check(cluster, engine, options.target)
         if not state.processes:
             _raise_if(target.preflight(cluster, engine))
         try:

@@ -42,7 +42,7 @@ class Served:
 
 
 def replay(
-    url: str,
+    url: str | Callable[[int], str],
     model: str,
     requests: Requests,
     *,
@@ -50,8 +50,13 @@ def replay(
     timeout_s: float = 600.0,
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[Served]:
-    """Send `requests` to an OpenAI completions endpoint at their arrival times; returns one result for each."""
-    return asyncio.run(_replay(split_url(url), model, requests, seed, timeout_s, progress))
+    """Send `requests` to an OpenAI completions endpoint at their arrival times; returns one result for each.
+
+    `url` may be a function from a prompt's tokens to the endpoint that takes it.
+    """
+    lengths = (int(tokens) for tokens in requests.input_tokens)
+    addresses = [split_url(url if isinstance(url, str) else url(tokens)) for tokens in lengths]
+    return asyncio.run(_replay(addresses, model, requests, seed, timeout_s, progress))
 
 
 def split_url(url: str) -> tuple[str, int, str]:
@@ -68,7 +73,7 @@ def split_url(url: str) -> tuple[str, int, str]:
 
 
 async def _replay(
-    address: tuple[str, int, str],
+    addresses: Sequence[tuple[str, int, str]],
     model: str,
     requests: Requests,
     seed: int,
@@ -83,7 +88,7 @@ async def _replay(
         due_s = float(requests.arrival_s[number])
         body = _body(model, source, int(requests.input_tokens[number]), int(requests.output_tokens[number]))
         await asyncio.sleep(max(0.0, began_s + due_s - loop.time()))
-        job = _one(address, body, began_s, due_s, int(requests.input_tokens[number]), timeout_s)
+        job = _one(addresses[number], body, began_s, due_s, int(requests.input_tokens[number]), timeout_s)
         tasks.append(asyncio.create_task(job))
         progress(number + 1)
     return await asyncio.gather(*tasks)

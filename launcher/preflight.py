@@ -16,15 +16,17 @@ from splitplan.launcher.engines.base import EngineAdapter
 from splitplan.planner.plan import Pool
 
 RESOLVE = "planner solve again: it prunes by the same rules"
+SEVERAL_FRONT_DOORS = frozenset({"local", "shell", "ssh", "slurm", "kubernetes", "lws"})
+"""Targets that put a router in front of each range of prompt lengths."""
 
 
-def check(cluster: Cluster, engine: EngineAdapter) -> None:
-    """LaunchError with every problem found without contacting anything."""
+def check(cluster: Cluster, engine: EngineAdapter, target: str) -> None:
+    """LaunchError with every problem found without contacting anything; `target` is the name of where it shall run."""
     problems = [
         *engine.problems(cluster),
         *memory_problems(cluster),
         *word_problems(cluster),
-        *length_problems(cluster),
+        *length_problems(cluster, engine, target),
     ]
     if engine.needs_weights:
         problems += rule_problems(cluster, engine)
@@ -42,16 +44,29 @@ def word_problems(cluster: Cluster) -> list[Problem]:
     ]
 
 
-def length_problems(cluster: Cluster) -> list[Problem]:
-    """Pools that take prompts of some lengths only: no router here sends requests by the length of their prompt."""
-    if not cluster.plan.tells_lengths_apart:
+def length_problems(cluster: Cluster, engine: EngineAdapter, target: str) -> list[Problem]:
+    """Pools for prompts of some lengths only need a router that tells them apart, or a front door for each range."""
+    plan = cluster.plan
+    if not plan.tells_lengths_apart or engine.routes_by_length:
         return []
-    ranges = ", ".join(str(prompts) for prompts in cluster.plan.prompt_ranges)
+    ranges = ", ".join(str(prompts) for prompts in plan.prompt_ranges)
+    without = "planner solve without --length-buckets"
+    if engine.one_router:
+        return [Problem(f"the plan tells {ranges} apart, and the router of {engine.name} does not", next_step=without)]
+    if target not in SEVERAL_FRONT_DOORS:
+        return [
+            Problem(
+                f"the plan tells {ranges} apart, and {target} has one front door",
+                next_step=f"--target {' or '.join(sorted(SEVERAL_FRONT_DOORS))} gives each an endpoint of its own",
+            )
+        ]
     return [
         Problem(
-            f"the plan tells {ranges} apart, and no router that could be launched does",
-            next_step="planner solve without --length-buckets",
+            f"{prompts} go to prefill and to colocated instances, and one router of {engine.name} serves one kind",
+            next_step=without,
         )
+        for prompts in plan.prompt_ranges
+        if len({pool.role for pool in plan.pools if pool.prompts.covers(prompts)} & {"prefill", "colocated"}) > 1
     ]
 
 

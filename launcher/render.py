@@ -115,7 +115,7 @@ def render(plan: Plan, options: LaunchOptions | None = None) -> dict[str, str]:
     renderer = _lookup("target", options.target, TARGETS)
     engine = make_engine(plan, options)
     cluster = make_cluster(plan, options, engine)
-    preflight.check(cluster, engine)
+    preflight.check(cluster, engine, options.target)
     return renderer(cluster, engine, options)
 
 

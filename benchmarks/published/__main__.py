@@ -38,6 +38,9 @@ def planning() -> Iterator[str]:
     yield f"Mélange example          published {published}   here {plan} {cost:.2f} $/h"
     plan, cost = answers.melange(split=True)
     yield f"  buckets may be split                  here {plan} {cost:.2f} $/h"
+    for whole, what in ((True, "one GPU type a bucket"), (False, "buckets shared by types")):
+        plan, cost = answers.melange_by_groups(whole_kinds=whole)
+        yield f"  runs of buckets, {what:30}here {plan} {cost:.2f} $/h"
     plan, _ = answers.variant_autoscaler()
     yield f"llm-d variant autoscaler published {cases.WVA_REPLICAS} x {cases.WVA_ACCELERATOR}   here {plan}"
     plan, _ = answers.scarce_inventory()

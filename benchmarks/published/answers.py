@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -59,7 +59,7 @@ def gpus_used(answer: ProgramSolution | Infeasible) -> tuple[dict[str, int], flo
     assert isinstance(answer, ProgramSolution), answer
     used: Counter[str] = Counter()
     for placed in answer.placed:
-        used[placed.column.removeprefix("colocated ")] += placed.instances
+        used[placed.column.removeprefix("colocated ").partition("|")[0]] += placed.instances
     return dict(used), answer.usd_per_hour
 
 
@@ -74,6 +74,29 @@ def melange(*, split: bool) -> tuple[dict[str, int], float]:
     names = ("short/short", "short/long", "long/short", "long/long")
     rates = cases.MELANGE_RATE_REQ_PER_S * shares
     options = ProgramOptions(whole_classes=not split)
+    return gpus_used(solve_program(ProgramInput(fleet, tuple(columns), names, rates, {}, options=options)))
+
+
+def melange_by_groups(*, whole_kinds: bool) -> tuple[dict[str, int], float]:
+    """Mélange's example as `planner solve --length-buckets` asks it: instances take a run of neighbouring buckets.
+
+    `whole_kinds`: one GPU type serves a bucket, as there; else a group's requests may be shared by both types.
+    """
+    shares = np.array(cases.MELANGE_SHARES).ravel()
+    columns = []
+    for gpu, table in cases.MELANGE_MAX_REQ_PER_S.items():
+        work = np.array([1.0 / rate for row in table for rate in row])
+        for low in range(len(work)):
+            for high in range(low, len(work)):
+                inside = (np.arange(len(work)) >= low) & (np.arange(len(work)) <= high)
+                column = colocated(gpu, list(np.where(inside, work, np.inf)))
+                columns.append(
+                    replace(column, name=f"{column.name}|{low}-{high}", above_tokens=low, up_to_tokens=high + 1)
+                )
+    fleet = inventory({"a10g": 40, "a100-sxm-80": 10}, cases.MELANGE_USD_PER_HOUR)
+    names = ("short/short", "short/long", "long/short", "long/long")
+    rates = cases.MELANGE_RATE_REQ_PER_S * shares
+    options = ProgramOptions(class_groups=True, whole_classes=whole_kinds)
     return gpus_used(solve_program(ProgramInput(fleet, tuple(columns), names, rates, {}, options=options)))
 
 

@@ -62,6 +62,10 @@ class EngineAdapter(Protocol):
         """Whether one router serves disaggregated and colocated instances together."""
 
     @property
+    def routes_by_length(self) -> bool:
+        """Whether its router can send a request by the length of its prompt."""
+
+    @property
     def drains(self) -> bool:
         """Whether its router can share its port with a second one and ends after its last stream on SIGUSR1."""
 
@@ -89,6 +93,12 @@ class EngineAdapter(Protocol):
 
 def routed_roles(cluster: Cluster, place: RouterPlace) -> tuple[Sequence[Member], Sequence[Member], Sequence[Member]]:
     """(prefill, decode, colocated) leaders behind one front door."""
+    if not place.prompts.is_all:
+        prefill, decode, colocated = (
+            tuple(member for member in cluster.leaders(role) if member.pool.prompts.covers(place.prompts))
+            for role in ("prefill", "decode", "colocated")
+        )
+        return prefill, decode if prefill else (), colocated
     if place is cluster.colocated_router or not cluster.leaders("prefill"):
         return (), (), cluster.leaders("colocated")
     if cluster.colocated_router is None:

@@ -57,6 +57,7 @@ class DynamoEngine:
     ready_path: str = "/health"
     router_ready_path: str = "/v1/models"
     one_router: bool = True
+    routes_by_length: bool = False
     drains: bool = False
 
     @staticmethod

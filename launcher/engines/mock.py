@@ -28,6 +28,7 @@ class MockEngineAdapter:
     router_image: str = ""
     ready_path: str = "/v1/models"
     one_router: bool = True
+    routes_by_length: bool = True
     needs_weights: bool = False
     comparison: Comparison = "alone"
     router_ready_path: str = "/v1/models"
@@ -71,6 +72,11 @@ class MockEngineAdapter:
             "model": cluster.served_name,
             "workers": {member.instance.name: (member.host.address, member.ports.http) for member in leaders},
             "paths": paths(cluster),
+            "prompts": {
+                member.instance.name: (member.pool.above_tokens, member.pool.up_to_tokens)
+                for member in leaders
+                if not member.pool.prompts.is_all
+            },
             "faults": dict(self.faults.get("router", {})),
         }
         return self._python("router", config)
@@ -99,7 +105,12 @@ def paths(cluster: Cluster) -> list[tuple[str, str, float]]:
     All pairs share alike where none is planned, or where the planned ones leave out an instance that is there.
     """
     split = 1.0 - cluster.colocated_share
-    pairs = [(p.instance.name, d.instance.name) for p in cluster.leaders("prefill") for d in cluster.leaders("decode")]
+    pairs = [
+        (p.instance.name, d.instance.name)
+        for p in cluster.leaders("prefill")
+        for d in cluster.leaders("decode")
+        if p.pool.prompts.meets(d.pool.prompts)
+    ]
     planned = [route for route in cluster.plan.routes if (route.prefill, route.decode) in set(pairs)]
     found = [(route.prefill, route.decode, route.share * split) for route in planned]
     if {name for pair in pairs for name in pair} - {name for path in found for name in path[:2]}:

@@ -32,6 +32,7 @@ class SglangEngine:
     name: str = "sglang"
     ready_path: str = "/v1/models"
     one_router: bool = False
+    routes_by_length: bool = False
     needs_weights: bool = True
     comparison: Comparison = "twice"  # a prefill or decode server answers only as half of a pair
     router_ready_path: str = "/v1/models"

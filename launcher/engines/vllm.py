@@ -49,6 +49,7 @@ class VllmEngine:
     name: str = "vllm"
     ready_path: str = "/v1/models"
     one_router: bool = False
+    routes_by_length: bool = False
     needs_weights: bool = True
     comparison: Comparison = "alone"
     router_ready_path: str = "/v1/models"

@@ -130,7 +130,7 @@ class MockEngine:
         """A completion: admit, prefill or pull, decode, answer."""
         if not self.is_ready:
             raise http.HttpError(503, "still loading")
-        tokens = prompt_tokens(_prompt(body) if is_chat else body.get("prompt", ""))
+        tokens = _tokens(body, is_chat=is_chat)
         max_tokens = body.get("max_tokens") or body.get("max_completion_tokens") or DEFAULT_MAX_TOKENS
         if not isinstance(max_tokens, int) or max_tokens < 1:
             raise http.HttpError(400, "max_tokens must be a positive number")
@@ -270,6 +270,15 @@ class _Reply:
     def _usage(self) -> dict[str, int]:
         total = self.num_prompt + self.max_tokens
         return {"prompt_tokens": self.num_prompt, "completion_tokens": self.max_tokens, "total_tokens": total}
+
+
+def prompt_length(body: Mapping[str, Any], *, is_chat: bool) -> int:
+    """Tokens of a request's prompt, as the mock counts them."""
+    return len(_tokens(body, is_chat=is_chat))
+
+
+def _tokens(body: Mapping[str, Any], *, is_chat: bool) -> list[int]:
+    return prompt_tokens(_prompt(body) if is_chat else body.get("prompt", ""))
 
 
 def _prompt(body: Mapping[str, Any]) -> str:

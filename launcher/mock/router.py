@@ -3,7 +3,8 @@
     python -m splitplan.launcher.mock.router --config '{"host": …, "port": …, "routes": […], "colocated": […]}'
 
 The entry (a prefill or colocated instance) with the least load for its planned share is next, then the decode side of
-its planned routes with the least: what the plan's own simulation assumes of a router. An instance that does not answer
+its planned routes with the least: what the plan's own simulation assumes of a router. Where instances take prompts of
+some lengths only, the prompt's tokens decide among which. An instance that does not answer
 is left out for a while. Replies name the pair that served them.
 """
 
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from splitplan.launcher import http
-from splitplan.launcher.mock.engine import config_argument, run_until_terminated
+from splitplan.launcher.mock.engine import config_argument, prompt_length, run_until_terminated
 
 RETRY_AFTER_S = 3.0
 ACCEPTED_S = 0.1
@@ -43,12 +44,18 @@ class Path:
     prefill: Worker | None
     decode: Worker
     share: float
+    above: int = 0  # prompts it takes: more than so many tokens,
+    up_to: int = 0  # and at most so many; 0: no bound
     taken: int = 0
 
     @property
     def title(self) -> tuple[str, str]:
         """(prefill, decode) names; a colocated instance is both."""
         return (self.prefill or self.decode).name, self.decode.name
+
+    def takes(self, num_tokens: int) -> bool:
+        """Whether a prompt of this length is for it."""
+        return num_tokens > self.above and (not self.up_to or num_tokens <= self.up_to)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,9 @@ class RouterConfig:
     model: str
     workers: Mapping[str, tuple[str, int]]  # name → (host, port)
     paths: list[tuple[str, str, float]]  # (prefill or "", decode, share)
+    prompts: Mapping[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # worker → it takes (above, up to] tokens; 0: any
     faults: Mapping[str, Any] = field(default_factory=dict)  # {"ignore": "prefill" | "decode"}
 
 
@@ -70,7 +80,9 @@ class MockRouter:
         self.config = config
         self.workers = {name: Worker(name, host, port) for name, (host, port) in config.workers.items()}
         self.paths = [
-            Path(self.workers[prefill] if prefill else None, self.workers[decode], share)
+            Path(
+                self.workers[prefill] if prefill else None, self.workers[decode], share, *self._bounds(prefill, decode)
+            )
             for prefill, decode, share in config.paths
         ]
         self.down_until_s: dict[str, float] = {}
@@ -104,8 +116,9 @@ class MockRouter:
         elif request.path == "/metrics":
             http.send_text(writer, self.metrics())
         elif request.path == "/v1/models":
-            if not any(self._is_ready(path) for path in self.paths):
-                raise http.HttpError(503, "no pair of instances is ready")
+            ready = {(path.above, path.up_to) for path in self.paths if self._is_ready(path)}
+            if ready != {(path.above, path.up_to) for path in self.paths}:
+                raise http.HttpError(503, "no pair of instances is ready for some prompts")
             http.send_json(writer, {"object": "list", "data": [{"id": self.config.model, "object": "model"}]})
         elif request.path in ("/v1/completions", "/v1/chat/completions") and request.method == "POST":
             await self.forward(request, writer)
@@ -122,8 +135,9 @@ class MockRouter:
 
     async def _forward(self, request: http.Request, writer: asyncio.StreamWriter) -> None:
         body = request.json()
+        length = prompt_length(body, is_chat=request.path.endswith("chat/completions")) if self.config.prompts else 1
         tried: set[tuple[str, str]] = set()
-        while path := self._next_path(tried):
+        while path := self._next_path(tried, length):
             tried.add(path.title)
             path.taken += 1  # now, so that requests that arrive together are spread
             self.taken.update(set(path.title))
@@ -176,11 +190,16 @@ class MockRouter:
         params: dict[str, Any] = reply["kv_transfer_params"]
         return params
 
-    def _next_path(self, tried: set[tuple[str, str]]) -> Path | None:
-        """The usable path whose entry, then whose decode side, has the least load for its share."""
+    def _bounds(self, *names: str) -> tuple[int, int]:
+        """(above, up to) of the prompts that all of these take."""
+        ours = [self.config.prompts[name] for name in names if name in self.config.prompts]
+        return max((low for low, _ in ours), default=0), min((high for _, high in ours if high), default=0)
+
+    def _next_path(self, tried: set[tuple[str, str]], num_tokens: int) -> Path | None:
+        """The usable path for such a prompt whose entry, then whose decode side, has the least load for its share."""
         now_s = asyncio.get_running_loop().time()
-        usable = [path for path in self.paths if path.title not in tried and self._is_up(path, now_s)]
-        usable = usable or [path for path in self.paths if path.title not in tried]
+        fitting = [path for path in self.paths if path.title not in tried and path.takes(num_tokens)]
+        usable = [path for path in fitting if self._is_up(path, now_s)] or fitting
         return min(usable, key=lambda path: (*self._rank(path.title[0]), *self._rank(path.title[1])), default=None)
 
     def _rank(self, name: str) -> tuple[float, float]:

@@ -112,7 +112,12 @@ def with_pod_routers(cluster: Cluster) -> Cluster:
         return RouterPlace(HostPlace(title, "", title), ROUTER_PORT, ROUTER_METRICS_PORT)
 
     second = place(f"{cluster.name}-router-colocated") if cluster.colocated_router else None
-    return replace(cluster, router=place(f"{cluster.name}-router"), colocated_router=second)
+    first = replace(place(f"{cluster.name}-router"), prompts=cluster.router.prompts)
+    longer = tuple(
+        replace(place(f"{cluster.name}-router-{number}"), prompts=router.prompts)
+        for number, router in enumerate(cluster.length_routers, 1)
+    )
+    return replace(cluster, router=first, colocated_router=second, length_routers=longer)
 
 
 def _group_objects(cluster: Cluster, engine: EngineAdapter, group: Group, options: KubernetesOptions) -> list[Manifest]:

@@ -17,7 +17,7 @@ from splitplan.launcher.engines.base import Command, EngineAdapter
 from splitplan.launcher.interrupts import deferred
 from splitplan.launcher.state import ClusterState, Process
 from splitplan.launcher.targets.base import Save
-from splitplan.launcher.targets.shell import Service, services_by_host
+from splitplan.launcher.targets.shell import Service, prompts_of, services_by_host
 
 ADDRESS = "127.0.0.1"
 FIRST_PORT, PORT_STEP = 18000, 500
@@ -102,7 +102,12 @@ def started_state(cluster: Cluster, engine: EngineAdapter, state: ClusterState, 
         endpoints=state.endpoints or tuple(router.url for router in cluster.routers),
         phase="starting",
         kv_bytes_per_token=cluster.plan.kv_bytes_per_token,
-        extra={"base_port": cluster.router.port, **state.extra, "comparison": engine.comparison},
+        extra={
+            "base_port": cluster.router.port,
+            **state.extra,
+            "comparison": engine.comparison,
+            **({"prompts": prompts_of(cluster)} if cluster.length_routers else {}),
+        },
     )
 
 

@@ -21,6 +21,10 @@ from splitplan.launcher.naming import comment, unique_labels
 
 GPU_VISIBILITY = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
 READY_TIMEOUT_S = 3600
+SPLIT_NOTE = (
+    "No router here looks at lengths: clients, or a gateway of yours, send each request where its prompt belongs,",
+    "counted with the model's tokenizer. A prompt sent to the wrong one is served, or refused where it is too long.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ def describe(cluster: Cluster, engine: EngineAdapter) -> dict[str, object]:
         "engine": f"{engine.name}@{engine.version}",
         "model": cluster.served_name,
         "endpoints": [router.url for router in cluster.routers],
+        **({"prompts": prompts_of(cluster)} if cluster.length_routers else {}),
         "instances": [
             {
                 "name": member.name,
@@ -79,6 +84,11 @@ def describe(cluster: Cluster, engine: EngineAdapter) -> dict[str, object]:
             for member in cluster.members
         ],
     }
+
+
+def prompts_of(cluster: Cluster) -> list[tuple[int, int]]:
+    """For each endpoint, (above, up to) input tokens of the prompts that it is for; 0 is no bound."""
+    return [(router.prompts.above, router.prompts.up_to) for router in cluster.routers]
 
 
 def gpu_environment(member: Member) -> dict[str, str]:
@@ -98,7 +108,9 @@ def services_by_host(cluster: Cluster, engine: EngineAdapter) -> dict[str, list[
             service = _member_service(engine, member, command, labels[member.name])
             services.setdefault(member.host.name, []).append(service)
     for number, place in enumerate(cluster.routers):
-        name = "router" if number == 0 else "router-colocated"
+        name = (
+            "router" if number == 0 else "router-colocated" if place is cluster.colocated_router else f"router-{number}"
+        )
         while name in labels.values():
             name += "-front"
         services.setdefault(place.host.name, []).append(_router_service(cluster, engine, place, name))
@@ -117,7 +129,8 @@ def _member_service(engine: EngineAdapter, member: Member, command: Command, lab
 
 def _router_service(cluster: Cluster, engine: EngineAdapter, place: RouterPlace, name: str) -> Service:
     command = engine.router(cluster, place)
-    what = f"the endpoint that clients use: {place.url}"
+    who = "clients use" if place.prompts.is_all else f"clients use for {place.prompts} tokens"
+    what = f"the endpoint that {who}: {place.url}"
     return Service(name, what, command, f"{place.url}{engine.router_ready_path}", place.url)
 
 
@@ -206,7 +219,9 @@ def _readme(cluster: Cluster, engine: EngineAdapter, scripts: Mapping[str, tuple
         names = ", ".join(member.name for member in cluster.members if member.host.name == place.name) or "router"
         lines.append(f"| {_cell(place.name)} | {_cell(names)} | `bash {path} start && bash {path} wait` |")
     lines += ["", "Start order does not matter: the router waits for its workers.", ""]
-    lines += [f"Endpoint: {router.url}/v1/completions" for router in cluster.routers]
+    lines += [f"{endpoint_label(router)}: {router.url}/v1/completions" for router in cluster.routers]
+    if cluster.length_routers:
+        lines += ["", *SPLIT_NOTE]
     if cluster.colocated_router:
         share = f"{100 * cluster.colocated_share:.0f} %"
         lines += ["", f"vllm-router serves one kind of instance: send {share} of the requests to the second endpoint."]
@@ -215,6 +230,11 @@ def _readme(cluster: Cluster, engine: EngineAdapter, scripts: Mapping[str, tuple
         "`bash hosts/HOST.sh status` reports, `… logs` shows the last lines, `… stop` ends everything of a host.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def endpoint_label(place: RouterPlace) -> str:
+    """`Endpoint`, with the prompts it is for where there are several."""
+    return "Endpoint" if place.prompts.is_all else f"Endpoint for {place.prompts} tokens"
 
 
 def _cell(text: str) -> str:

@@ -175,6 +175,7 @@ def _start(
     from dataclasses import asdict
 
     from splitplan.launcher.lifecycle import launch as start
+    from splitplan.planner.spec.length_buckets import range_in_words
 
     if old is not None:
         from splitplan.launcher.changes import replace_running
@@ -189,5 +190,9 @@ def _start(
         return
     if report:
         typer.echo(f"Probe     {report.summary()}")
-    typer.echo(f"Endpoint  {'  '.join(f'{url}/v1/completions' for url in state.endpoints)}")
+    ranges = state.extra.get("prompts")
+    if not ranges:
+        typer.echo(f"Endpoint  {'  '.join(f'{url}/v1/completions' for url in state.endpoints)}")
+    for (above, up_to), url in zip(ranges or (), state.endpoints, strict=False):
+        typer.echo(f"Endpoint  {url}/v1/completions for {range_in_words(above, up_to)} tokens")
     typer.echo(f"Next      planner bench {path}   planner status {path}   planner destroy {path}")

@@ -55,6 +55,9 @@ class PromptRange:
         return inside & (input_tokens <= self.up_to) if self.up_to else inside
 
 
+ALL_PROMPTS = PromptRange()
+
+
 def range_in_words(above: int, up_to: int) -> str:
     """`prompts up to 2,000`, `prompts of 2,001–8,000`, `prompts over 8,000`, `all prompts`."""
     if above and up_to:

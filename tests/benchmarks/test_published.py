@@ -21,6 +21,14 @@ def test_split_buckets_are_cheaper() -> None:
     assert cost == pytest.approx(4.68)
 
 
+def test_melange_example_through_groups_of_buckets() -> None:
+    """As the planner's own length buckets ask it: the same plan at the same price; cheaper where types may share."""
+    plan, cost = answers.melange_by_groups(whole_kinds=True)
+    assert plan == cases.MELANGE_PLAN
+    assert cost == pytest.approx(cases.MELANGE_COST)
+    assert 4.68 - 1e-9 <= answers.melange_by_groups(whole_kinds=False)[1] < cases.MELANGE_COST
+
+
 def test_variant_autoscaler_picks_the_same_accelerator() -> None:
     """One Gaudi2 is the cheapest that meets 24 ms ITL."""
     assert answers.variant_autoscaler()[0] == {cases.WVA_ACCELERATOR: cases.WVA_REPLICAS}
