@@ -181,6 +181,20 @@ def _decode_pipeline_matches(engine: Engine, model: Model, prefill: EngineSide, 
     )
 
 
+def _stages_cut_alike(engine: Engine, model: Model, prefill: EngineSide, decode: EngineSide) -> str | None:
+    """vLLM: pulling knows one prefill stage only (its issue 52913); pushing was merged for equal stages (45880)."""
+    if not prefill.stage_layers and not decode.stage_layers:
+        return None
+    return "pipeline stages with unequal layers cannot hand KV over through this connector: serve them colocated"
+
+
+def _same_layers_of_stages(engine: Engine, model: Model, prefill: EngineSide, decode: EngineSide) -> str | None:
+    """SGLang moves KV from stage to stage by the prefill stage's first layer, or all into one decode stage."""
+    if decode.pipeline_parallel == 1 or prefill.stage_layers == decode.stage_layers:
+        return None
+    return "prefill and decode stages hold different layers: cut both alike, or use decode PP 1"
+
+
 def _no_decode_context_parallel(engine: Engine, model: Model, prefill: EngineSide, decode: EngineSide) -> str | None:
     if decode.context_parallel == 1:
         return None
@@ -205,6 +219,7 @@ _SGLANG: tuple[PairRule, ...] = (
     _tp_divides,
     _equal_tp_for_hybrids,
     _decode_pipeline_matches,
+    _same_layers_of_stages,
     _no_decode_context_parallel,
 )
 _TRTLLM: tuple[PairRule, ...] = (  # documented, not read in its sources
@@ -223,8 +238,9 @@ PAIR_RULES: dict[tuple[str, str], tuple[PairRule, ...]] = {
         _no_replicated_heads,
         _equal_tp_for_hybrids,
         _no_decode_pipeline,
+        _stages_cut_alike,
     ),
-    ("vllm", "mooncake"): (*_VLLM_HANDSHAKE, _equal_tp, _no_decode_pipeline),
+    ("vllm", "mooncake"): (*_VLLM_HANDSHAKE, _equal_tp, _no_decode_pipeline, _stages_cut_alike),
     ("sglang", "mooncake"): _SGLANG,
     ("sglang", "nixl"): _SGLANG,
     ("trtllm", "nixl"): _TRTLLM,

@@ -251,6 +251,18 @@ def _stages_have_layers(engine: Engine, model: Model, gpu: Gpu, side: EngineSide
     return None
 
 
+def _stages_may_differ(engine: Engine, model: Model, gpu: Gpu, side: EngineSide) -> str | None:
+    layers = side.stage_layers
+    if not layers:
+        return None
+    if not engine.stage_layers:
+        return f"{engine.name} cuts layers alike for all pipeline stages: use stages of one GPU type"
+    if len(layers) != side.pipeline_parallel or sum(layers) != model.num_layers or min(layers) < 1:
+        wanted = f"{model.num_layers} layers on {side.pipeline_parallel} stages, at least one on each"
+        return f"stages of {', '.join(map(str, layers))} layers are not {wanted}"
+    return None
+
+
 def _block_suits_kernels(engine: Engine, model: Model, gpu: Gpu, side: EngineSide) -> str | None:
     if engine.base != "vllm" or gpu.architecture == "CPU" or side.block_tokens < 1:
         return None
@@ -287,6 +299,7 @@ INSTANCE_RULES: tuple[InstanceRule, ...] = (
     _widths_divide,
     _experts_divide,
     _stages_have_layers,
+    _stages_may_differ,
     _block_suits_kernels,
     _backend_runs,
 )

@@ -51,6 +51,7 @@ class Engine:
     decode_emits_first_token: bool  # True: TTFT includes the transfer and the first decode step
     source: str
     date: str
+    stage_layers: str = ""  # environment variable for layers per pipeline stage; "": they are always cut alike
     base: str = ""  # the engine inside a Dynamo worker; else its own name
     notes: tuple[str, ...] = ()
 
@@ -73,6 +74,7 @@ class EngineSide:
     hybrid_kv_cache: bool = True  # vLLM: --disable-hybrid-kv-cache-manager turns it off
     speculative: str = ""  # the speculative configuration, as text
     transfer_mode: str = "pull"  # "pull" or "push"
+    stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage where they are not cut alike
 
 
 @cache
@@ -125,6 +127,7 @@ def _engine(name: str, entry: Mapping[str, Any], date: str) -> Engine:
         decode_emits_first_token=entry["decode_emits_first_token"],
         source=entry["source"],
         date=date,
+        stage_layers=entry.get("stage_layers", ""),
         base=entry.get("engine", name),
         notes=tuple(entry.get("notes", ())),
     )

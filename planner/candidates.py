@@ -9,7 +9,7 @@ from splitplan.planner.assign import Assignment, assign
 from splitplan.planner.columns.column import Column
 from splitplan.planner.deploy import deployment_of, timed_routes
 from splitplan.planner.inputs import SolveInputs
-from splitplan.planner.plan import Instance, Pool, Route
+from splitplan.planner.plan import Instance, Pool, PoolStage, Route
 from splitplan.planner.program.types import ProgramInput, ProgramSolution
 from splitplan.planner.simulate.deployment import Deployment
 from splitplan.planner.timing import timing_of
@@ -79,7 +79,7 @@ def _pool_names(columns: list[Column]) -> Mapping[str, str]:
     """Pool names by column name: `prefill-h100-sxm-tp2`, with a number where two columns would share one."""
     names: dict[str, str] = {}
     for column in columns:
-        name = f"{column.role}-{column.gpu}-tp{column.tensor_parallel}"
+        name = f"{column.role}-{column.gpu.replace('+', '-')}-tp{column.tensor_parallel}"
         if column.pipeline_parallel > 1:
             name += f"-pp{column.pipeline_parallel}"
         if column.expert_parallel > 1:
@@ -116,7 +116,7 @@ def _pool(
         max_model_len=column.max_model_len,
         memory_fraction=column.memory_fraction,
         kv_capacity_tokens=column.kv_capacity_tokens,
-        usd_per_gpu_hour=inputs.fleet.usd_per_gpu_hour[column.gpu],
+        usd_per_gpu_hour=_price(column, inputs),
         watts_per_instance=round(column.watts, 3),
         utilisation=round(sum(item.utilisation * item.instances for item in placed) / max(total, 1), 6),
         timing=timing_of(
@@ -128,4 +128,13 @@ def _pool(
         above_tokens=column.above_tokens,
         up_to_tokens=column.up_to_tokens,
         instances=instances,
+        stages=tuple(PoolStage(gpu=stage.gpu, layers=stage.layers) for stage in column.stages),
     )
+
+
+def _price(column: Column, inputs: SolveInputs) -> float:
+    """Dollars per GPU-hour; of a mixed pipeline the mean over its GPUs."""
+    prices = inputs.fleet.usd_per_gpu_hour
+    if not column.stages:
+        return prices[column.gpu]
+    return round(sum(prices[gpu] * count for gpu, count in column.gpus_by_type.items()) / column.num_gpus, 9)

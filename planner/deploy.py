@@ -126,6 +126,8 @@ class _Links:
 
     def way(self, pool: Pool, instance: Instance, direction: str) -> tuple[int, ...]:
         """NIC and rack uplink in one direction."""
+        if pool.stages:
+            return self._way_of_stages(pool, instance, direction)
         node = self.node(instance)
         if not node.nic_link:
             return ()
@@ -144,6 +146,22 @@ class _Links:
         """What the mean load of other services leaves of a link that all share."""
         others = self._held.on_links((name,))
         return bytes_per_s if not others else max(bytes_per_s - others, bytes_per_s * LEAST_LINK_SHARE)
+
+    def _way_of_stages(self, pool: Pool, instance: Instance, direction: str) -> tuple[int, ...]:
+        """NICs of all stages as one link: every stage moves the KV of its own layers, and the slowest is waited for."""
+        rates, layers = [], sum(stage.layers for stage in pool.stages)
+        for number, stage in enumerate(pool.stages):
+            node = self._nodes[instance.gpus[number * pool.tensor_parallel].node]
+            if not node.nic_link:
+                return ()
+            share = min(1.0, pool.tensor_parallel / node.num_gpus) if node.num_nics >= node.num_gpus else 1.0
+            rate = node.nic_bytes_per_s * find_link(node.nic_link).achievable_fraction
+            rates.append(self._left(rate, f"nic_{direction}[{node.name}]") * share * layers / stage.layers)
+        path = [self.number(f"{instance.name} NICs {direction}", min(rates))]
+        rack = self.node(instance).rack
+        if (uplink := self._uplinks[rack]) is not None:
+            path.append(self.number(f"{rack} leaf {direction}", self._left(uplink, f"rack_uplink_{direction}[{rack}]")))
+        return tuple(path)
 
     def node(self, instance: Instance) -> Node:
         """The node of an instance's first GPU."""

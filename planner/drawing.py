@@ -24,7 +24,7 @@ def draw_racks(plan: Plan, fleet: Fleet | None = None) -> Tree:
         for rack, nodes in held.items():
             branch = tree.add(f"rack {rack}")
             for name, entries in nodes.items():
-                _add_node(branch, name, entries[0][1].gpu, entries, "")
+                _add_node(branch, name, entries[0][1].gpu_on(entries[0][0], name), entries, "")
         return tree
     for rack_of_fleet in fleet.racks:
         branch = tree.add(f"rack {rack_of_fleet.name}")

@@ -184,10 +184,10 @@ def _basis(study: Study, found: Candidate) -> list[str]:
     """Where the numbers come from, one line per GPU type used, and what was not measured at all."""
     lines = []
     columns = {column.name: column for column in study.columns.columns}
-    used = list(dict.fromkeys(pool.gpu for pool in found.pools))
+    used = list(dict.fromkeys(gpu for pool in found.pools for gpu in pool.gpu_types))
     for gpu in used:
         profile = study.inputs.profiles.get(gpu)
-        shares = [columns[name].step.basis_shares for name in found.assignment.instances if columns[name].gpu == gpu]
+        shares = [share for name in found.assignment.instances for share in _shares_on(columns[name], gpu)]
         if profile is None:
             lines.append(f"{gpu}: nothing measured, roofline on datasheet facts (assumed)")
             continue
@@ -206,10 +206,19 @@ def _basis(study: Study, found: Candidate) -> list[str]:
     return lines
 
 
+def _shares_on(column: Column, gpu: str) -> list[tuple[float, float, float, float]]:
+    """Basis shares of a column's steps on one GPU type; of a mixed pipeline, of its stages there."""
+    if not column.stages:
+        return [column.step.basis_shares] if column.gpu == gpu else []
+    pairs = zip(column.stages, column.step.stages, strict=True)
+    return [step.basis_shares for stage, step in pairs if stage.gpu == gpu]
+
+
 def _host_notes(profile: Profile, gpu: str, used: list[Column]) -> list[str]:
     """Which kind of PCIe host the all-reduces of these columns were measured on: there are two, ten times apart."""
     ops = OpTimes(profile, find_gpu(gpu))
-    shapes = {(column.tensor_parallel, column.gpu_link) for column in used if column.gpu == gpu and column.gpu_link}
+    parts = [part for column in used for part in column.parts]
+    shapes = {(part.size, part.gpu_link) for part in parts if part.gpu == gpu and part.gpu_link}
     notes = [ops.host_note(ranks, find_link(link)) for ranks, link in sorted(shapes)]
     return [f"{gpu}: {note}" for note in notes if note]
 

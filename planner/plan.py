@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from splitplan.catalogs.documents import read_document, validate, write_text
 from splitplan.planner.spec.length_buckets import PromptRange, buckets
@@ -63,12 +63,19 @@ class Host(_Frozen):
     labels: dict[str, str] = {}
 
 
+class PoolStage(_Frozen):
+    """One pipeline stage of a pool that mixes GPU types."""
+
+    gpu: str
+    layers: int = Field(ge=1)
+
+
 class Pool(_Frozen):
     """Instances of one kind."""
 
     name: str
     role: Literal["prefill", "decode", "colocated"]
-    gpu: str
+    gpu: str  # of a mixed pipeline all its types: "a100-sxm-80+h100-sxm"
     tensor_parallel: int = Field(ge=1)
     pipeline_parallel: int = Field(1, ge=1)
     expert_parallel: int = Field(1, ge=1)
@@ -88,6 +95,7 @@ class Pool(_Frozen):
     above_tokens: int = Field(0, ge=0)  # takes prompts of more than this many input tokens,
     up_to_tokens: int = Field(0, ge=0)  # and of at most this many; 0: no bound
     instances: tuple[Instance, ...]
+    stages: tuple[PoolStage, ...] = ()  # of a pipeline that mixes GPU types, in order; left out where all are alike
 
     @property
     def prompts(self) -> PromptRange:
@@ -98,6 +106,35 @@ class Pool(_Frozen):
     def gpus_per_instance(self) -> int:
         """GPUs one instance takes."""
         return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """The GPU types that an instance stands on."""
+        return tuple(dict.fromkeys(stage.gpu for stage in self.stages)) if self.stages else (self.gpu,)
+
+    def gpu_at(self, position: int) -> str:
+        """The GPU type at a position of `Instance.gpus`."""
+        return self.stages[position // self.tensor_parallel].gpu if self.stages else self.gpu
+
+    def gpu_on(self, instance: Instance, node: str) -> str:
+        """The type of an instance's GPUs on a node."""
+        return next(self.gpu_at(at) for at, slot in enumerate(instance.gpus) if slot.node == node)
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> Pool:
+        """As many stages as the pipeline has, on the types that `gpu` names."""
+        if self.stages and (len(self.stages) != self.pipeline_parallel or "+".join(self.gpu_types) != self.gpu):
+            raise ValueError(
+                f"stages are {len(self.stages)} on {'+'.join(self.gpu_types)}, the pool says {self.pipeline_parallel} "
+                f"on {self.gpu}"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_equal_stages(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Plans without mixed pipelines read and hash as they did before there were any."""
+        values: dict[str, Any] = handler(self)
+        return values if self.stages else {key: value for key, value in values.items() if key != "stages"}
 
 
 class Route(_Frozen):

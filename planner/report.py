@@ -144,7 +144,7 @@ def _row(mark: str, item: Alternative, ttft_p: str, tpot_p: str) -> list[str]:
 
 def plan_label(pools: Sequence[Pool]) -> str:
     """`mixed, disaggregated`, `h100-sxm, colocated`, …"""
-    gpus = list(dict.fromkeys(pool.gpu for pool in pools))
+    gpus = list(dict.fromkeys(gpu for pool in pools for gpu in pool.gpu_types))
     roles = {pool.role for pool in pools}
     kind = "colocated" if roles == {"colocated"} else "disaggregated" if "colocated" not in roles else "hybrid"
     return f"{gpus[0] if len(gpus) == 1 else 'mixed'}, {kind}"
@@ -160,6 +160,8 @@ def pool_text(pool: Pool) -> str:
     text = f"{len(pool.instances)}× {pool.gpu} TP{pool.tensor_parallel}"
     if pool.pipeline_parallel > 1:
         text += f" PP{pool.pipeline_parallel}"
+    if pool.stages:
+        text += f" of {'+'.join(str(stage.layers) for stage in pool.stages)} layers"
     if pool.expert_parallel > 1:
         text += f" EP{pool.expert_parallel}"
     if pool.role == "decode":

@@ -15,7 +15,7 @@ from splitplan.planner.classes import ProgramClass, Run, columns_of_runs, progra
 from splitplan.planner.columns.build import ColumnSet, build_columns
 from splitplan.planner.columns.cache import cached_columns
 from splitplan.planner.columns.column import Column
-from splitplan.planner.columns.hosts import host_kinds
+from splitplan.planner.columns.hosts import host_kinds, rack_mixes
 from splitplan.planner.columns.mix import RequestMix
 from splitplan.planner.columns.steps import StepLibrary
 from splitplan.planner.corrections import Corrections
@@ -49,14 +49,14 @@ def rebuild(plan: Plan) -> tuple[Study, ProgramInput]:
 def prepare(inputs: SolveInputs) -> Study:
     """Columns and program of a question. Raises NoPlanError when nothing could serve even one request in time."""
     mix = whole_mix(inputs)
-    hosts = host_kinds(inputs.fleet)
+    hosts, mixes = host_kinds(inputs.fleet), rack_mixes(inputs.fleet)
     library = StepLibrary(inputs.model, inputs.engine, inputs.profiles)
     options = replace(inputs.question.columns, connector=inputs.connector)
 
     def build(run: Run) -> ColumnSet:
         return cached_columns(
             _cache_key(inputs, run),
-            lambda: build_columns(inputs.model, inputs.engine, hosts, run.demand, options, library),
+            lambda: build_columns(inputs.model, inputs.engine, hosts, run.demand, options, library, mixes),
         )
 
     classes = program_classes(inputs, mix)
@@ -114,7 +114,7 @@ def _pair_rule(inputs: SolveInputs) -> Callable[[Column, Column], bool]:
     def side(column: Column) -> EngineSide:
         return EngineSide(
             model=inputs.model.name,
-            gpu=column.gpu,
+            gpu=column.gpu_types[0],
             tensor_parallel=column.tensor_parallel,
             pipeline_parallel=column.pipeline_parallel,
             weight_dtype=column.weight_dtype,
@@ -122,6 +122,7 @@ def _pair_rule(inputs: SolveInputs) -> Callable[[Column, Column], bool]:
             block_tokens=column.block_tokens,
             attention_backend=column.attention_backend,
             engine_version=inputs.engine.version,
+            stage_layers=tuple(stage.layers for stage in column.stages),
         )
 
     return lambda prefill, decode: bool(inputs.connector) and allowed(side(prefill), side(decode))

@@ -6,7 +6,7 @@ chunks the best per shape stays. The program itself drops what other columns dom
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,16 +32,27 @@ from splitplan.planner.columns.options import (
     PREFILL_MAX_SEQS,
     ColumnOptions,
 )
+from splitplan.planner.columns.pipelines import (
+    Mixes,
+    Pipeline,
+    handoff_tokens,
+    layer_splits,
+    mixed_column,
+    pipeline_memory,
+    pipeline_problem,
+    pipeline_step,
+    pipelines,
+    reach_rates,
+    serves_more,
+)
 from splitplan.planner.columns.service import decode_step_s
 from splitplan.planner.columns.shapes import Rejections, Shape, rule_problem, shape_memory, shapes
+from splitplan.planner.columns.steps import StepLibrary
 from splitplan.planner.latency.step import StepModel
 from splitplan.planner.latency.transfer import kv_transfer
 from splitplan.planner.latency.weights import weight_bytes_per_gpu
 
 FloatArray = NDArray[np.float64]
-StepModels = Callable[[Shape], StepModel]
-"""Step model of a shape with tables large enough for every ladder."""
-
 BUSY_POWER_SHARE = 0.85
 """Of TDP, of a GPU that serves at its planned load: assumed (serving is rarely at the limit; prefill comes close)."""
 
@@ -73,9 +84,13 @@ def build_columns(
     hosts: Sequence[HostKind],
     demand: Demand,
     options: ColumnOptions,
-    step_models: StepModels,
+    step_models: StepLibrary,
+    mixes: Mixes = (),
 ) -> ColumnSet:
-    """All columns for the fleet's GPU types. Deterministic order: role, GPU type, size."""
+    """All columns for the fleet's GPU types. Deterministic order: role, GPU type, size; mixed pipelines last.
+
+    `mixes` says which kinds of host stand in one rack, and how many: what a pipeline may mix.
+    """
     result = ColumnSet([])
     gpus = [host.gpu for host in hosts]
     backend = common_attention_backend(engine, gpus, model, options.kv_dtype or DEFAULT_KV_DTYPE) or ""
@@ -84,6 +99,8 @@ def build_columns(
             candidates = _shapes_of(model, engine, host, options, backend if role != "colocated" else "")
             for shape in _worth_trying(role, candidates, model, options):
                 result.columns += _columns_of_shape(role, shape, model, engine, demand, options, step_models, result)
+        for pipeline in pipelines(model, engine, hosts, mixes, options, backend if role != "colocated" else ""):
+            result.columns += _columns_of_pipeline(role, pipeline, model, engine, demand, options, step_models, result)
     return result
 
 
@@ -121,7 +138,7 @@ def _columns_of_shape(
     engine: Engine,
     demand: Demand,
     options: ColumnOptions,
-    step_models: StepModels,
+    step_models: StepLibrary,
     result: ColumnSet,
 ) -> list[Column]:
     """The best of each batch and chunk of one shape, one column per reach that pays."""
@@ -138,7 +155,7 @@ def _columns_of_shape(
             result.rejections.add(reason, name)
             continue
         step = step_models(shape)
-        for reach, capacity in _capacities(role, shape, model, engine, step, limits, demand):
+        for reach, capacity in _capacities(role, shape, model, engine, step, limits, demand, _reach_rates(shape)):
             if capacity.req_per_s <= 0:
                 result.rejections.add(capacity.reason, name)
                 continue
@@ -151,6 +168,70 @@ def _columns_of_shape(
             else:
                 result.rejections.add("another batch is better", name)
     return _reaches_that_pay(best)
+
+
+def _columns_of_pipeline(
+    role: Role,
+    pipeline: Pipeline,
+    model: Model,
+    engine: Engine,
+    demand: Demand,
+    options: ColumnOptions,
+    library: StepLibrary,
+    result: ColumnSet,
+) -> list[Column]:
+    """The best cut, batch and chunk of one mixed pipeline, where it serves more than its GPU types do apart."""
+    name, ladder = f"{role} {pipeline.label}", list(_ladder(role))
+    result.considered += len(ladder)
+    problem = pipeline_problem(pipeline, role, model, engine, options.connector)
+    fraction = options.memory_fraction or engine.memory_fraction
+    cuts = [] if problem else layer_splits(pipeline, role, model, engine, demand.mix, library, ladder[0], fraction)
+    best: dict[Reach, Column] = {}
+    for max_num_seqs, chunk in ladder:
+        found, reason = False, "engine rules" if problem else "KV does not fit"
+        for cut in cuts:
+            columns, reason = _columns_of_cut(role, cut, model, engine, demand, options, library, max_num_seqs, chunk)
+            for column in columns:
+                rival = best.get(column.transfer_reach)
+                if rival is None or _better(column, rival):
+                    best[column.transfer_reach], found = column, True
+        if not found:
+            result.rejections.add(reason or "another batch is better", name, problem)
+    kept = [column for column in _reaches_that_pay(best) if serves_more(column, result.columns)]
+    if best and not kept:
+        result.rejections.add("its GPU types do as well apart", name)
+    return kept
+
+
+def _columns_of_cut(
+    role: Role,
+    cut: Pipeline,
+    model: Model,
+    engine: Engine,
+    demand: Demand,
+    options: ColumnOptions,
+    library: StepLibrary,
+    max_num_seqs: int,
+    chunk: int,
+) -> tuple[list[Column], str]:
+    """A column for each reach of a pipeline with its layers cut, or why there is none."""
+    mix, fraction = demand.mix, options.memory_fraction or engine.memory_fraction
+    stages = pipeline_memory(
+        cut, model, engine, max_num_seqs=max_num_seqs, chunk=chunk, fraction=fraction, max_len=mix.max_model_len
+    )
+    if not all(stage.fits for stage in stages):
+        return [], "weights do not fit" if any(stage.kv_bytes <= 0 for stage in stages) else "KV does not fit"
+    limits = Limits(max_num_seqs, chunk, min(stage.kv_capacity_tokens for stage in stages))
+    tokens = handoff_tokens(role, len(cut.stages), max_num_seqs, chunk)
+    step = pipeline_step(cut, library, model, tokens)
+    columns, reason = [], ""
+    for reach, capacity in _capacities(role, cut.stages[0], model, engine, step, limits, demand, reach_rates(cut)):
+        if capacity.req_per_s <= 0:
+            reason = capacity.reason
+            continue
+        work_s = capacity.work_s_per_request
+        columns.append(mixed_column(cut, role, engine, step, limits, work_s, mix, options, reach, BUSY_POWER_SHARE))
+    return columns, reason
 
 
 def _ladder(role: Role) -> Iterator[tuple[int, int]]:
@@ -185,7 +266,14 @@ def _limits(
 
 
 def _capacities(
-    role: Role, shape: Shape, model: Model, engine: Engine, step: StepModel, limits: Limits, demand: Demand
+    role: Role,
+    shape: Shape,
+    model: Model,
+    engine: Engine,
+    step: StepModel,
+    limits: Limits,
+    demand: Demand,
+    rates: Iterable[tuple[Reach, float]],
 ) -> Iterator[tuple[Reach, Capacity]]:
     mix, rate, scv = demand.mix, demand.rate_req_per_s, demand.arrival_scv
     if role == "decode":
@@ -194,7 +282,7 @@ def _capacities(
         yield "fleet", colocated_capacity(step, limits, mix, rate, scv)
     else:
         first_token_s = _first_decode_s(step, mix) if engine.decode_emits_first_token else 0.0
-        for reach, bytes_per_s in _reach_rates(shape):
+        for reach, bytes_per_s in rates:
             after_s = first_token_s + _transfer_s(shape, model, engine, mix, bytes_per_s, reach)
             yield reach, prefill_capacity(step, limits, mix, rate, after_s)
 

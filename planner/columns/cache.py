@@ -14,14 +14,14 @@ import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from splitplan.planner.columns.build import ColumnSet
-from splitplan.planner.columns.column import Column
+from splitplan.planner.columns.column import Column, Stage
 from splitplan.planner.columns.shapes import Rejections
 from splitplan.planner.latency.step import StepModel
 
@@ -72,13 +72,14 @@ def _save(path: Path, found: ColumnSet) -> None:
     steps: list[StepModel] = []
     numbers: dict[int, int] = {}
     for column in found.columns:
-        if id(column.step) not in numbers:
-            numbers[id(column.step)] = len(steps)
-            steps.append(column.step)
+        for step in (*column.step.stages, column.step):  # stages before the pipeline that they make
+            if id(step) not in numbers:
+                numbers[id(step)] = len(steps)
+                steps.append(step)
     arrays: dict[str, Any] = {}
     head = {
         "columns": [_column_head(column, numbers[id(column.step)]) for column in found.columns],
-        "steps": [_step_head(step, number, arrays) for number, step in enumerate(steps)],
+        "steps": [_step_head(step, number, numbers, arrays) for number, step in enumerate(steps)],
         "rejections": dict(found.rejections.counts),
         "examples": found.rejections.examples,
         "considered": found.considered,
@@ -104,31 +105,35 @@ def _drop_oldest(folder: Path) -> None:
 
 def _column_head(column: Column, step_number: int) -> dict[str, Any]:
     head = {field.name: getattr(column, field.name) for field in fields(Column)}
-    return {**head, "work_s_per_request": column.work_s_per_request.tolist(), "step": step_number}
+    stages = [asdict(stage) for stage in column.stages]
+    return {**head, "work_s_per_request": column.work_s_per_request.tolist(), "step": step_number, "stages": stages}
 
 
-def _step_head(step: StepModel, number: int, arrays: dict[str, Any]) -> dict[str, Any]:
-    """Plain values of a step model; its arrays go into `arrays`."""
-    head = {}
+def _step_head(step: StepModel, number: int, numbers: dict[int, int], arrays: dict[str, Any]) -> dict[str, Any]:
+    """Plain values of a step model; its arrays go into `arrays`, its stages are steps of their own."""
+    head: dict[str, Any] = {}
     for field in fields(StepModel):
         value = getattr(step, field.name)
         if isinstance(value, np.ndarray):
             arrays[f"{number}.{field.name}"] = value
         else:
             head[field.name] = value
-    return head
+    return {**head, "stages": [numbers[id(stage)] for stage in step.stages]}
 
 
 def _load(path: Path) -> ColumnSet:
     with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as stored:
         head = json.loads(stored["head"].tobytes())
-        steps = [_step(step, number, stored) for number, step in enumerate(head["steps"])]
+        steps: list[StepModel] = []
+        for number, step in enumerate(head["steps"]):
+            steps.append(_step({**step, "stages": [steps[stage] for stage in step["stages"]]}, number, stored))
     columns = [
         Column(
             **{
                 **entry,
                 "work_s_per_request": np.array(entry["work_s_per_request"], dtype=np.float64),
                 "step": steps[entry["step"]],
+                "stages": tuple(Stage(**stage) for stage in entry["stages"]),
             }
         )
         for entry in head["columns"]

@@ -41,6 +41,18 @@ def host_kinds(fleet: Fleet) -> list[HostKind]:
     return [_host_kind(gpu, link, places) for (gpu, link), places in kinds.items()]
 
 
+def rack_mixes(fleet: Fleet) -> tuple[dict[tuple[str, str], int], ...]:
+    """Of every rack with several kinds of host: nodes by (GPU type, link). Each make-up once."""
+    mixes: list[dict[tuple[str, str], int]] = []
+    for rack in fleet.racks:
+        counts: dict[tuple[str, str], int] = {}
+        for node in rack.nodes:
+            counts[node.gpu, node.gpu_link] = counts.get((node.gpu, node.gpu_link), 0) + 1
+        if len({gpu for gpu, _ in counts}) > 1 and counts not in mixes:
+            mixes.append(counts)
+    return tuple(mixes)
+
+
 def _host_kind(gpu: str, gpu_link: str, places: list[tuple[Rack, Node]]) -> HostKind:
     nodes = [node for _, node in places]
     nics = {node.nic_link: find_link(node.nic_link) for node in nodes if node.nic_link}

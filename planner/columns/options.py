@@ -23,3 +23,4 @@ class ColumnOptions:
     kv_dtype: str = ""  # "": 16 bit
     memory_fraction: float = 0.0  # 0: the engine's default
     max_pipeline_parallel: int = 4
+    mix_pipelines: bool = True  # pipelines whose stages stand on two GPU types, where one type cannot hold the model

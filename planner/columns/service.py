@@ -47,8 +47,12 @@ def decode_attention_s(step: StepModel, batch: float, context_tokens: float) -> 
 def decode_step_s(step: StepModel, batch: float, context_tokens: float) -> float:
     """Seconds from one token to the next of `batch` sequences with a mean context.
 
-    With pipeline stages the batch runs as that many micro-batches, and a token passes through all stages.
+    With pipeline stages the batch runs as that many micro-batches, and a token passes through all stages; where they
+    are not alike, the micro-batches follow each other at the pace of the slowest.
     """
+    if step.stages:
+        each = [decode_step_s(stage, batch / len(step.stages), context_tokens) for stage in step.stages]
+        return max(sum(each), len(each) * max(each)) + (len(each) - 1) * step.handoff_s
     stages = step.num_stages
     part = max(batch / stages, 1.0)
     device_s = step.overhead_s[0] + at(step.token_s, part) + at(step.sequence_s, part)
@@ -65,12 +69,18 @@ class Prompts:
     chunk_tokens: int
     new: FloatArray  # [n] tokens to compute
     attention_s: FloatArray  # [n]
+    stages: tuple[Prompts, ...] = ()  # the same prompts on each stage, where stages are not alike
 
     def service(self, *, decode_batch: float = 0.0, context_tokens: float = 0.0) -> ChunkService:
         """Prefill service of each prompt, with `decode_batch` sequences decoding in the same steps.
 
         The chunk's budget is less by the decoding sequences; its attention is taken as that of the full budget.
         """
+        if self.stages:
+            return _through_stages(
+                [p.service(decode_batch=decode_batch, context_tokens=context_tokens) for p in self.stages],
+                self.step.handoff_s,
+            )
         step = self.step
         budget = max(1.0, self.chunk_tokens - decode_batch)
         num_chunks = np.ceil(self.new / budget)
@@ -89,7 +99,20 @@ class Prompts:
 
 def prompts(step: StepModel, chunk_tokens: int, new: FloatArray, past: FloatArray) -> Prompts:
     """Prompts with `new` [n] tokens after `past` [n] cached ones."""
-    return Prompts(step, chunk_tokens, new, _chunked_attention_s(step, new, past, float(chunk_tokens)))
+    models = {id(stage): stage for stage in step.stages}
+    known = {key: prompts(stage, chunk_tokens, new, past) for key, stage in models.items()}
+    stages = tuple(known[id(stage)] for stage in step.stages)
+    attention_s = np.zeros_like(new) if stages else _chunked_attention_s(step, new, past, float(chunk_tokens))
+    return Prompts(step, chunk_tokens, new, attention_s, stages)
+
+
+def _through_stages(each: list[ChunkService], handoff_s: float) -> ChunkService:
+    """A prompt's chunks follow each other through unlike stages, a chunk behind the one before at the slowest."""
+    num_chunks = each[0].num_chunks
+    slowest_s = np.maximum.reduce([stage.occupancy_s for stage in each])
+    one_chunk_s = np.sum([stage.occupancy_s for stage in each], axis=0) / num_chunks
+    latency_s = one_chunk_s + (num_chunks - 1) * slowest_s / num_chunks + (len(each) - 1) * handoff_s
+    return ChunkService(latency_s, slowest_s, num_chunks)
 
 
 def mix_prompts(step: StepModel, chunk_tokens: int, mix: RequestMix) -> Prompts:

@@ -25,6 +25,7 @@ class Shape:
     weight_dtype: str
     kv_dtype: str
     attention_backend: str
+    stage_layers: tuple[int, ...] = ()  # of the pipeline it is a stage of, where stages are not cut alike
 
     @property
     def label(self) -> str:
@@ -48,6 +49,7 @@ class Shape:
             block_tokens=effective_block_tokens(engine, self.attention_backend, engine.block_tokens),
             attention_backend=self.attention_backend,
             engine_version=engine.version,
+            stage_layers=self.stage_layers,
         )
 
 

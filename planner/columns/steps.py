@@ -9,7 +9,7 @@ from splitplan.catalogs.models import Model
 from splitplan.planner.columns.options import BATCH_LADDER, COLOCATED_CHUNK_LADDER, PREFILL_CHUNK_LADDER
 from splitplan.planner.columns.shapes import Shape
 from splitplan.planner.latency.build import step_model
-from splitplan.planner.latency.operations import OpSource
+from splitplan.planner.latency.operations import OpSource, Position
 from splitplan.planner.latency.siblings import find_op_times
 from splitplan.planner.latency.step import StepModel
 from splitplan.profiler.profile import Profile
@@ -27,10 +27,14 @@ class StepLibrary:
         self._engine = engine
         self._profiles = profiles
         self._ops: dict[str, OpSource] = {}  # of a measured relative where a GPU has no profile
-        self._steps: dict[tuple[str, str, int, int, int, str, str], StepModel] = {}
+        self._steps: dict[tuple[str, str, int, int, int, str, str, int, str], StepModel] = {}
 
     def __call__(self, shape: Shape) -> StepModel:
         """The step model of a shape."""
+        return self.stage(shape, 0, "")
+
+    def stage(self, shape: Shape, layers: int, position: Position) -> StepModel:
+        """The step model of one stage of a pipeline that is not cut alike; of the whole shape with 0 layers."""
         gpu = shape.host.gpu
         key = (
             gpu.name,
@@ -40,6 +44,8 @@ class StepLibrary:
             shape.expert_parallel,
             shape.weight_dtype,
             shape.kv_dtype,
+            layers,
+            position,
         )
         if key not in self._steps:
             if gpu.name not in self._ops:
@@ -58,5 +64,7 @@ class StepLibrary:
                 kv_dtype=shape.kv_dtype,
                 max_num_seqs=MOST_SEQS,
                 max_num_batched_tokens=MOST_TOKENS,
+                layers=layers,
+                position=position,
             )
         return self._steps[key]

@@ -8,7 +8,7 @@ staircase steps (graph sizes up to 512, then tiles) and expanded by rounding up 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -21,6 +21,7 @@ from splitplan.planner.latency.operations import (
     ACTIVATION_BYTES,
     Operation,
     OpSource,
+    Position,
     Stage,
     decode_attention_operations,
     prefill_attention_operations,
@@ -101,12 +102,16 @@ def step_model(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     overhead: EngineOverhead | None = None,
+    layers: int = 0,
+    position: Position = "",
 ) -> StepModel:
     """The step tables of one instance. `gpu_link` joins its tensor ranks (and its stages, unless slower).
 
-    `overhead` defaults to the calibration of this engine and GPU.
+    `overhead` defaults to the calibration of this engine and GPU. With `layers` and `position` it is the model of that
+    one stage, for `unlike_stages` to join.
     """
-    stage = Stage(model, tp, pp, ep, *(SIXTEEN_BIT_TWINS.get(dtype, dtype) for dtype in (weight_dtype, kv_dtype)))
+    weights, kv = (SIXTEEN_BIT_TWINS.get(dtype, dtype) for dtype in (weight_dtype, kv_dtype))
+    stage = Stage(model, tp, pp, ep, weights, kv, layers, position)
     size = _power_of_two(max_num_batched_tokens, SMALLEST_TOKEN_TABLE)
     tables = stage_tables(stage, ByIdentity(ops), gpu_link, size, _power_of_two(max_num_seqs, SMALLEST_SEQUENCE_TABLE))
     if overhead is None:
@@ -123,9 +128,35 @@ def step_model(
         decode_batch_knots=DECODE_BATCH_KNOTS,
         decode_context_knots=DECODE_CONTEXT_KNOTS,
         decode_attention_s=tables.decode_attention_s * overhead.stream_scale,
-        num_stages=pp,
+        num_stages=1 if layers else pp,
         handoff_s=tables.handoff_s,
         basis_shares=tables.basis_shares,
+    )
+
+
+def unlike_stages(stages: tuple[StepModel, ...], handoff_s: float) -> StepModel:
+    """A pipeline of stages that are not alike; its own tables hold the slowest stage's time of every entry."""
+    first = stages[0]
+    alike = {id(stage): stage for stage in stages}.values()
+
+    def slowest(name: str) -> FloatArray:
+        table: FloatArray = np.maximum.reduce([getattr(stage, name) for stage in alike])
+        return table
+
+    shares = np.mean([stage.basis_shares for stage in stages], axis=0)
+    return replace(
+        first,
+        overhead_s=(max(stage.overhead_s[0] for stage in alike), max(stage.overhead_s[1] for stage in alike)),
+        host_s=slowest("host_s"),
+        gap_s=max(stage.gap_s for stage in alike),
+        token_s=slowest("token_s"),
+        sequence_s=slowest("sequence_s"),
+        prefill_attention_s=slowest("prefill_attention_s"),
+        decode_attention_s=slowest("decode_attention_s"),
+        num_stages=len(stages),
+        handoff_s=handoff_s,
+        basis_shares=(float(shares[0]), float(shares[1]), float(shares[2]), float(shares[3])),
+        stages=stages,
     )
 
 
@@ -181,6 +212,7 @@ def token_knots(limit: int) -> FloatArray:
 def _expand(knots: FloatArray, seconds: FloatArray, limit: int) -> FloatArray:
     """Dense table [limit + 1] from samples at ascending knots: each count costs what the next sample does."""
     index = np.searchsorted(knots, np.arange(1, limit + 1), side="left").clip(0, len(knots) - 1)
+    seconds = np.broadcast_to(seconds, knots.shape)  # a stage without such operations has a zero
     dense = np.concatenate([[0.0], seconds[index]])
     dense.setflags(write=False)
     return dense

@@ -28,6 +28,21 @@ def step_seconds(
     `prefill_sequences` sequences; the chunk is taken to finish its prompt, so each samples a token. `running` is the
     number of sequences the scheduler handles (default: all in the step). The latency of all pipeline stages is counted.
     """
+    if model.stages:
+        parts = [
+            step_seconds(
+                stage,
+                decode_batch=decode_batch,
+                decode_context=decode_context,
+                prefill_new=prefill_new,
+                prefill_past=prefill_past,
+                prefill_sequences=prefill_sequences,
+                running=running,
+            )
+            for stage in model.stages
+        ]
+        total = np.sum(parts, axis=0)
+        return np.where(total > 0, total + (len(parts) - 1) * model.handoff_s, 0.0)
     batch, context, new, past, chunks = np.broadcast_arrays(
         *(
             np.asarray(value, dtype=np.float64)

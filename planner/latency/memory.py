@@ -17,7 +17,7 @@ from splitplan.catalogs.engines import Engine
 from splitplan.catalogs.gpus import Gpu
 from splitplan.catalogs.models import Model
 from splitplan.catalogs.parameters import element_bytes
-from splitplan.planner.latency.weights import stage_share, weight_bytes_per_gpu
+from splitplan.planner.latency.weights import StageCut, stage_share, weight_bytes_per_gpu
 
 GIB = 2.0**30
 
@@ -85,25 +85,30 @@ def instance_memory(
     max_num_batched_tokens: int,
     memory_fraction: float,
     max_model_len: int,
+    cut: StageCut | None = None,
 ) -> InstanceMemory:
-    """Memory of one instance on its fullest GPU. `kv_capacity_tokens` is 0 when nothing is left for KV."""
+    """Memory of one instance on its fullest GPU, or on a GPU of the stage `cut` of a pipeline that is not cut alike.
+
+    `kv_capacity_tokens` is 0 when nothing is left for KV; a pipeline has that of its smallest stage.
+    """
     total = gpu.memory_bytes * (1.0 - DRIVER_SHARE.get(gpu.architecture, DEFAULT_DRIVER_SHARE))
-    weights = weight_bytes_per_gpu(model, tp=tp, pp=pp, ep=ep, weight_dtype=weight_dtype)
+    weights = weight_bytes_per_gpu(model, tp=tp, pp=pp, ep=ep, weight_dtype=weight_dtype, cut=cut)
     activation = activation_bytes(
         model, tp=tp, ep=ep, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
     )
     communication = communication_bytes(tp=tp, pp=pp)
     kv_bytes = memory_fraction * total - weights - activation - communication
-    per_token = kv_bytes_per_gpu(model, kv_dtype, 1, tp=tp, pp=pp, windows=False)
+    per_token = kv_bytes_per_gpu(model, kv_dtype, 1, tp=tp, pp=pp, windows=False, cut=cut)
     blocks = math.floor(kv_bytes / (per_token * engine.block_tokens)) if kv_bytes > 0 and per_token > 0 else 0
-    per_sequence = kv_bytes_per_gpu(model, kv_dtype, max_model_len, tp=tp, pp=pp)
+    per_sequence = kv_bytes_per_gpu(model, kv_dtype, max_model_len, tp=tp, pp=pp, cut=cut)
+    layers = model.num_layers / pp if cut is None else float(cut.layers)
     return InstanceMemory(
         total_bytes=total,
         budget_bytes=memory_fraction * total,
         weights_bytes=weights,
         activation_bytes=activation,
         communication_bytes=communication,
-        graph_bytes=GRAPH_BASE_BYTES + GRAPH_PER_LAYER_BYTES * model.num_layers / pp,
+        graph_bytes=GRAPH_BASE_BYTES + GRAPH_PER_LAYER_BYTES * layers,
         kv_bytes=kv_bytes,
         kv_bytes_per_token=per_token,
         kv_capacity_tokens=blocks * engine.block_tokens,
@@ -140,8 +145,17 @@ def communication_bytes(*, tp: int, pp: int) -> float:
     return PIPELINE_BUFFER_BYTES if pp > 1 else SINGLE_GPU_BUFFER_BYTES
 
 
-def kv_bytes_per_gpu(model: Model, kv_dtype: str, tokens: int, *, tp: int, pp: int, windows: bool = True) -> float:
-    """KV bytes of one sequence of `tokens` on one GPU of the fullest stage.
+def kv_bytes_per_gpu(
+    model: Model,
+    kv_dtype: str,
+    tokens: int,
+    *,
+    tp: int,
+    pp: int,
+    windows: bool = True,
+    cut: StageCut | None = None,
+) -> float:
+    """KV bytes of one sequence of `tokens` on one GPU of the fullest stage, or of the stage `cut`.
 
     Heads divide over tensor ranks down to one a rank; MLA's latent is replicated on every rank. `windows=False`
     charges every layer for every token, which is how engines state their capacity in tokens.
@@ -154,7 +168,8 @@ def kv_bytes_per_gpu(model: Model, kv_dtype: str, tokens: int, *, tp: int, pp: i
         total += seen * num_slots * values * size * (group.kind != "state")
     if model.indexer is not None:
         total += tokens * model.indexer.cached_bytes_per_token
-    return (total + model.state_bytes / tp) * stage_share(model, pp)
+    share = stage_share(model, pp) if cut is None else cut.layers / model.num_layers
+    return (total + model.state_bytes / tp) * share
 
 
 def kv_layer_slots(model: Model) -> tuple[int, ...]:

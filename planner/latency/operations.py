@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +105,9 @@ class OpSource(Protocol):
         """A kernel that streams `num_bytes` through memory."""
 
 
+Position = Literal["", "first", "middle", "last"]
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """What one pipeline stage of one instance runs, per GPU."""
@@ -115,15 +118,22 @@ class Stage:
     ep: int
     weight_dtype: str
     kv_dtype: str
+    layers: int = 0  # of this one stage; 0: of the fullest of `pp` stages that are cut alike
+    position: Position = ""  # of this one stage; "": any, as if it did what the first and the last do
 
     @property
     def layer_share(self) -> float:
-        """The fullest stage's layers as a share of all."""
-        return stage_share(self.model, self.pp)
+        """The stage's layers as a share of all; of the fullest stage where they are cut alike."""
+        return self.layers / self.model.num_layers if self.layers else stage_share(self.model, self.pp)
+
+    @property
+    def embeddings(self) -> float:
+        """Token embeddings of a step: on the first stage, or a part of one where the stage is any."""
+        return float(self.position == "first") if self.position else 1.0 / self.pp
 
     @property
     def num_layers(self) -> float:
-        """Layers of the fullest stage."""
+        """Layers of the stage."""
         return self.model.num_layers * self.layer_share
 
     @property
@@ -168,7 +178,7 @@ def token_operations(stage: Stage, ops: OpSource, link: Link, tokens: FloatArray
     """Everything whose time depends only on the number of tokens in the step."""
     model = stage.model
     hidden_bytes = tokens * model.hidden_size * ACTIVATION_BYTES
-    yield Operation("embedding", 1.0 / stage.pp, ops.elementwise(2 * hidden_bytes))
+    yield Operation("embedding", stage.embeddings, ops.elementwise(2 * hidden_bytes))
     for group in model.attention:
         yield from _projection_operations(stage, ops, group, tokens)
     yield from _mlp_operations(stage, ops, link, tokens)
@@ -176,7 +186,9 @@ def token_operations(stage: Stage, ops: OpSource, link: Link, tokens: FloatArray
     norms = ops.elementwise(4 * hidden_bytes)  # reads and writes the hidden state and the residual
     yield Operation("norm", 2 * layers, norms)
     if stage.tp > 1:
-        yield Operation("all-reduce", 2 * layers + 1.0 / stage.pp, _all_reduce(stage, ops, link, tokens, hidden_bytes))
+        yield Operation(
+            "all-reduce", 2 * layers + stage.embeddings, _all_reduce(stage, ops, link, tokens, hidden_bytes)
+        )
 
 
 def _all_reduce(stage: Stage, ops: OpSource, link: Link, tokens: FloatArray, num_bytes: FloatArray) -> Timed:
@@ -247,6 +259,8 @@ def _dense_mlp(
 
 def sequence_operations(stage: Stage, ops: OpSource, link: Link, sequences: FloatArray) -> Iterator[Operation]:
     """LM head and sampling of the sequences that get a token in this step; on the last stage, which is the slowest."""
+    if stage.position in ("first", "middle"):
+        return
     model = stage.model
     vocab = math.ceil(model.vocab_size / stage.tp)
     yield Operation("lm head", 1.0, ops.gemm(sequences, vocab, model.hidden_size, "bf16"))

@@ -7,7 +7,9 @@
 T is the number of tokens in the step (prefill chunk tokens + one per decoding sequence), S the sequences that sample
 a token, B the decoding sequences. `kind` is 0 for a step of decodes only (a replayed graph), 1 for a step with a
 prefill chunk. With pipeline parallelism the tables hold one stage (the slowest); a step's latency is num_stages · stage
-time + hand-offs, and a new step may start every stage time.
+time + hand-offs, and a new step may start every stage time. Stages that are not alike (other GPUs, other numbers of
+layers) have a step model each, in `stages`: a step's latency is the sum of their times + hand-offs, and a new one may
+start every slowest stage's time.
 
 Tables are sampled once per (model, GPU, parallelism, dtype), so that the simulator's inner loop is array look-ups: the
 tile staircase of the GEMMs is in `token_s`, dense in T; attention is bilinear between knots.
@@ -46,3 +48,4 @@ class StepModel:
         0.0,
         1.0,
     )  # of a typical step, by profiler Basis
+    stages: tuple[StepModel, ...] = ()  # one for each stage where they differ; the tables above then hold the slowest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from splitplan.catalogs.models import AttentionGroup, Model
 from splitplan.catalogs.parameters import element_bytes, weight_bytes_by_part
 
@@ -12,8 +14,19 @@ REPLICATED_PARTS = ("router", "norms", "indexer")
 """Small parts that every tensor rank holds whole."""
 
 
-def weight_bytes_per_gpu(model: Model, *, tp: int, pp: int, ep: int, weight_dtype: str) -> float:
-    """Bytes of weights on the fullest GPU.
+@dataclass(frozen=True, slots=True)
+class StageCut:
+    """One stage of a pipeline whose stages are not cut alike."""
+
+    layers: int
+    is_first: bool = False
+    is_last: bool = False
+
+
+def weight_bytes_per_gpu(
+    model: Model, *, tp: int, pp: int, ep: int, weight_dtype: str, cut: StageCut | None = None
+) -> float:
+    """Bytes of weights on the fullest GPU, or on a GPU of the stage `cut`.
 
     Layers divide over pipeline stages; the embedding sits on the first stage, the LM head on the last. KV projections
     are never cut below one head, MLA's down projections not at all; experts divide over max(tp, ep) ranks. A vision
@@ -29,6 +42,9 @@ def weight_bytes_per_gpu(model: Model, *, tp: int, pp: int, ep: int, weight_dtyp
     layers += parts.pop("attention") * attention_share(model, tp)
     layers += sum(parts.values()) / tp
     vision = model.vision_parameters * max(2.0, element_bytes(stored)) / tp
+    if cut is not None:
+        vocabulary = embedding * cut.is_first + head * cut.is_last
+        return layers * cut.layers / model.num_layers + vocabulary + vision
     vocabulary = embedding + head if pp == 1 else max(embedding, head)
     return layers * stage_share(model, pp) + vocabulary + vision
 

@@ -43,7 +43,8 @@ def diff_plans(old: Plan, new: Plan) -> tuple[Change, ...]:
 
 def shape_of(pool: Pool) -> tuple[object, ...]:
     """What makes two instances interchangeable."""
-    return tuple(getattr(pool, name) for name in SHAPE)
+    stages = tuple((stage.gpu, stage.layers) for stage in pool.stages)
+    return (*(getattr(pool, name) for name in SHAPE), stages)
 
 
 def slots_of(instance: Instance) -> Slots:

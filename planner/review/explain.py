@@ -173,7 +173,8 @@ def gpus_by_type(problem: ProgramInput, solution: ProgramSolution) -> dict[str, 
     columns = {column.name: column for column in problem.columns}
     used: Counter[str] = Counter()
     for placed in solution.placed:
-        used[columns[placed.column].gpu] += placed.instances * columns[placed.column].num_gpus
+        for gpu, count in columns[placed.column].gpus_by_type.items():
+            used[gpu] += placed.instances * count
     return dict(used)
 
 
@@ -232,7 +233,7 @@ def _why_unused(question: Question, gpu: str) -> Unused:
     price = float(problem.fleet.usd_per_gpu_hour.get(gpu, 0.0))
     if problem.fleet.num_gpus[gpu] == 0:
         return Unused(gpu, "all its GPUs are in use already", price, None)
-    if not any(column.gpu == gpu for column in problem.columns):
+    if not any(gpu in column.gpu_types for column in problem.columns):
         rejected = ", ".join(f"{count} {reason}" for reason, count in question.rejected.items())
         reason = "no kind of instance on it meets the targets" + (f" (rejected: {rejected})" if rejected else "")
         return Unused(gpu, reason, price, None)
@@ -287,7 +288,7 @@ def about(question: Question, component: str) -> Sequence[str]:
     columns = {column.name: column for column in question.problem.columns}
     for placed in question.solution.placed:
         column = columns[placed.column]
-        if component in (placed.column, placed.location, placed.rack, column.gpu, placed.role):
+        if component in (placed.column, placed.location, placed.rack, placed.role, column.gpu, *column.gpu_types):
             rate = sum(placed.rate_req_per_s)
             lines.append(
                 f"{placed.instances} x {placed.column} at {placed.location}: {rate:.3g} req/s, "

@@ -95,7 +95,7 @@ def _plan_lines(plan: Plan, component: str) -> list[str]:
     """What the plan itself says of a pool, instance, role, GPU type, rack or node."""
     lines = []
     for pool in plan.pools:
-        whole = component in (pool.name, pool.role, pool.gpu)
+        whole = component in (pool.name, pool.role, pool.gpu, *pool.gpu_types)
         for instance in pool.instances:
             if not whole and component not in (instance.name, instance.rack, *(slot.node for slot in instance.gpus)):
                 continue

@@ -172,6 +172,7 @@ def _shape_of_column(column: Column) -> tuple[object, ...]:
         column.block_tokens,
         column.max_num_seqs,
         column.max_num_batched_tokens,
+        tuple((stage.gpu, stage.layers) for stage in column.stages),
     )
 
 

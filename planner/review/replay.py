@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from splitplan.catalogs.errors import InputError, Problem, shorten
 from splitplan.planner.columns.hosts import HostKind, host_kinds
+from splitplan.planner.columns.pipelines import Pipeline, handoff_tokens, pipeline_step
 from splitplan.planner.columns.shapes import Shape
 from splitplan.planner.columns.steps import StepLibrary
 from splitplan.planner.deploy import deployment_of
 from splitplan.planner.inputs import SolveInputs, load_inputs, refuse_changes
+from splitplan.planner.latency.step import StepModel
 from splitplan.planner.plan import Plan, Pool, Verification
 from splitplan.planner.question import question_of
 from splitplan.planner.simulate.deployment import Deployment
@@ -65,7 +67,7 @@ def plan_deployment(plan: Plan, inputs: SolveInputs) -> Deployment:
     _check_places(plan, inputs)
     library = StepLibrary(inputs.model, inputs.engine, inputs.profiles)
     hosts = host_kinds(inputs.fleet)
-    steps = {pool.name: library(_shape(pool, hosts, inputs)) for pool in plan.pools}
+    steps = {pool.name: _step(pool, hosts, inputs, library) for pool in plan.pools}
     roles = {pool.role for pool in plan.pools}
     share = plan.colocated_share if plan.colocated_share is not None else float(roles == {"colocated"})
     return deployment_of(plan.pools, plan.routes, steps, inputs, colocated_share=share)
@@ -77,19 +79,31 @@ def _check_places(plan: Plan, inputs: SolveInputs) -> None:
     problems = []
     for pool in plan.pools:
         for instance in pool.instances:
-            for slot in instance.gpus:
-                node = nodes.get(slot.node)
-                if node is None or node.gpu != pool.gpu or slot.index >= node.num_gpus:
-                    what = f"{instance.name} stands on GPU {slot.index} of {shorten(slot.node)}, a {pool.gpu}"
+            for position, slot in enumerate(instance.gpus):
+                node, gpu = nodes.get(slot.node), pool.gpu_at(position)
+                if node is None or node.gpu != gpu or slot.index >= node.num_gpus:
+                    what = f"{instance.name} stands on GPU {slot.index} of {shorten(slot.node)}, a {gpu}"
                     problems.append(Problem(f"{what}, which fleet {inputs.fleet.name} does not have"))
     if problems:
         raise InputError(problems)
 
 
-def _shape(pool: Pool, hosts: list[HostKind], inputs: SolveInputs) -> Shape:
+def _step(pool: Pool, hosts: list[HostKind], inputs: SolveInputs, library: StepLibrary) -> StepModel:
+    """The step model of a pool; of a mixed pipeline that of its stages together."""
+    if not pool.stages:
+        return library(_shape(pool, hosts, inputs, 0))
+    layers = tuple(stage.layers for stage in pool.stages)
+    stages = tuple(_shape(pool, hosts, inputs, stage * pool.tensor_parallel) for stage in range(len(layers)))
+    tokens = handoff_tokens(pool.role, len(layers), pool.max_num_seqs, pool.max_num_batched_tokens)
+    return pipeline_step(Pipeline(stages).with_layers(layers), library, inputs.model, tokens)
+
+
+def _shape(pool: Pool, hosts: list[HostKind], inputs: SolveInputs, position: int) -> Shape:
+    """The shape of a pool on the host that holds a position of its first instance."""
     nodes = {node.name: node for node in inputs.fleet.nodes}
-    link = nodes[pool.instances[0].gpus[0].node].gpu_link
-    host = next(kind for kind in hosts if kind.gpu.name == pool.gpu and kind.gpu_link.name == link)
+    link = nodes[pool.instances[0].gpus[position].node].gpu_link
+    gpu = pool.gpu_at(position)
+    host = next(kind for kind in hosts if kind.gpu.name == gpu and kind.gpu_link.name == link)
     return Shape(
         host=host,
         tensor_parallel=pool.tensor_parallel,

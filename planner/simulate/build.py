@@ -284,10 +284,10 @@ def _fill_engines(rows: _Rows, deployment: Deployment, changes: Sequence[Change]
     for index, instance in enumerate(deployment.instances):
         lanes = max(instance.step.num_stages, 1)
         fields = _instance_fields(rows, instance)
-        key = (id(instance.step), instance.max_num_seqs)
-        if key not in tables:
-            tables[key] = _add_tables(rows, instance.step, instance.max_num_seqs)
-        fields |= tables[key]
+        for step in instance.step.stages or (instance.step,):
+            key = (id(step), instance.max_num_seqs)
+            if key not in tables:
+                tables[key] = _add_tables(rows, step, instance.max_num_seqs)
         # An instance without a node is on its own; without a rack, in one rack with all that name none.
         fields[at.E_NODE] = nodes.setdefault(instance.node or f"\0{index}", len(nodes))
         fields[at.E_RACK] = racks.setdefault(instance.rack, len(racks))
@@ -296,10 +296,12 @@ def _fill_engines(rows: _Rows, deployment: Deployment, changes: Sequence[Change]
             row = homes[index] + lane
             scratch = rows.add_ints(np.zeros(instance.max_num_seqs + instance.block_tokens, dtype=np.int64))
             lane_fields = {at.E_HEAP: scratch, at.E_PHASES: scratch + instance.max_num_seqs}
+            step = instance.step.stages[lane] if instance.step.stages else instance.step
+            lane_fields |= tables[id(step), instance.max_num_seqs]
             for field, value in (fields | lane_fields | {at.E_INDEX: row, at.E_LANE: lane}).items():
                 ints[row, field] = value
-            floats[row, at.E_OVERHEAD_DECODE_S : at.E_OVERHEAD_PREFILL_S + 1] = instance.step.overhead_s
-            floats[row, at.E_GAP_S] = instance.step.gap_s
+            floats[row, at.E_OVERHEAD_DECODE_S : at.E_OVERHEAD_PREFILL_S + 1] = step.overhead_s
+            floats[row, at.E_GAP_S] = step.gap_s
             floats[row, at.E_HANDOFF_S] = instance.step.handoff_s
             floats[row, at.E_SHARE] = instance.share
             floats[row, at.E_BACK_S] = at.INFINITE_S
@@ -335,6 +337,7 @@ def _instance_fields(rows: _Rows, instance: InstanceSpec) -> dict[int, int]:
         at.E_LANES: lanes,
         at.E_ABOVE_TOKENS: instance.above_tokens,
         at.E_UP_TO_TOKENS: instance.up_to_tokens,
+        at.E_UNLIKE: int(bool(instance.step.stages)),
     }
     for field, links in ((at.E_EGRESS, instance.egress), (at.E_INGRESS, instance.ingress)):
         for k in range(2):

@@ -8,6 +8,7 @@ from splitplan.planner.simulate.layout import (
     E_BATCH_S,
     E_BLOCK_TOKENS,
     E_BUSY_S,
+    E_CHUNKS_S,
     E_CONTEXT,
     E_CONTEXT_COUNT,
     E_CONTEXT_KNOTS,
@@ -48,6 +49,7 @@ from splitplan.planner.simulate.layout import (
     E_STEP_TOKENS,
     E_STEPS,
     E_TOKEN_TABLE,
+    E_UNLIKE,
     E_WAIT_HEAD,
     E_WIDTH,
     FIRST_ENGINE_SOURCE,
@@ -78,49 +80,59 @@ def start_run(world: World, engine: int, now_s: float) -> None:
         return
     floats[engine + E_RUN_START_S] = now_s
     ints[engine + E_RUN_FREE] = ints[ints[engine + E_HOME] + E_KV_FREE]
-    device_s = _device_s(world, engine, batch, prompt_tokens)
     sequences = batch + ints[engine + E_STEP_PROMPTS]
     if ints[ints[engine + E_HOME] + E_PARTIAL] >= 0:
         sequences += 1
+    device_s = _device_s(world, engine, engine, batch, prompt_tokens)
     host_s = world.floats[ints[engine + E_HOST_TABLE] + min(sequences, ints[engine + E_MAX_SEQS])]
     step_s = max(device_s, host_s) + floats[engine + E_GAP_S]
     floats[engine + E_RUN_FIRST_S] = step_s
     floats[engine + E_RUN_SLOPE_S] = 0.0
     ints[engine + E_RUN_STEPS] = 1
     if ints[engine + E_LANES] > 1:
-        _pass_stages(world, engine, step_s, now_s)
+        _pass_stages(world, engine, step_s, now_s, batch, prompt_tokens, sequences)
     elif prompt_tokens == 0:
         _extend_run(world, engine, device_s, host_s)
     _wake_for_run(world, engine)
 
 
-def _pass_stages(world: World, engine: int, stage_s: float, now_s: float) -> None:
+def _pass_stages(
+    world: World, engine: int, step_s: float, now_s: float, batch: int, prompt_tokens: int, sequences: int
+) -> None:
     """A pipeline's step goes from stage to stage, each taking one lane at a time; what it waits for are the bubbles."""
     ints = world.ints
     floats = world.floats
     home = ints[engine + E_HOME]
     end_s = now_s
+    stage_s = step_s
+    slowest_s = 0.0
     for stage in range(home, home + ints[engine + E_LANES] * E_WIDTH, E_WIDTH):
         if stage > home:
             end_s += floats[engine + E_HANDOFF_S]
+        if ints[engine + E_UNLIKE] == 1:
+            device_s = _device_s(world, engine, stage, batch, prompt_tokens)
+            host_s = floats[ints[stage + E_HOST_TABLE] + min(sequences, ints[engine + E_MAX_SEQS])]
+            stage_s = max(device_s, host_s) + floats[stage + E_GAP_S]
+        slowest_s = max(slowest_s, stage_s)
         end_s = max(end_s, floats[stage + E_STAGE_FREE_S]) + stage_s
         floats[stage + E_STAGE_FREE_S] = end_s
     if ints[engine + E_DECODING] > ints[engine + E_JOINED_COUNT]:
         floats[engine + E_RUN_START_S] = floats[engine + E_READY_S]  # its last tokens came then
-    floats[engine + E_STAGE_S] = stage_s
+    floats[engine + E_STAGE_S] = slowest_s
     floats[engine + E_RUN_FIRST_S] = end_s - floats[engine + E_RUN_START_S]
 
 
-def _device_s(world: World, engine: int, batch: int, prompt_tokens: int) -> float:
+def _device_s(world: World, engine: int, stage: int, batch: int, prompt_tokens: int) -> float:
+    """Device time of the engine's step by the tables of a stage (its own row's, unless stages are unlike)."""
     ints = world.ints
     floats = world.floats
     overhead = E_OVERHEAD_PREFILL_S if prompt_tokens > 0 else E_OVERHEAD_DECODE_S
-    device_s = floats[engine + overhead]
-    device_s += world.floats[ints[engine + E_TOKEN_TABLE] + batch + prompt_tokens]
-    device_s += world.floats[ints[engine + E_SEQUENCE_TABLE] + batch + ints[engine + E_STEP_PROMPTS]]
-    device_s += floats[engine + E_STEP_ATTENTION_S]
+    device_s = floats[stage + overhead]
+    device_s += world.floats[ints[stage + E_TOKEN_TABLE] + batch + prompt_tokens]
+    device_s += world.floats[ints[stage + E_SEQUENCE_TABLE] + batch + ints[engine + E_STEP_PROMPTS]]
+    device_s += floats[engine + E_STEP_ATTENTION_S] + floats[stage + E_CHUNKS_S]
     if batch > 0:
-        device_s += decode_attention_s(world, engine, batch, ints[engine + E_CONTEXT] / batch + 1.0)
+        device_s += decode_attention_s(world, stage, batch, ints[engine + E_CONTEXT] / batch + 1.0)
     return device_s
 
 

@@ -14,6 +14,7 @@ from splitplan.planner.simulate.layout import (
     E_BLOCK_TOKENS,
     E_BUDGET_TOKENS,
     E_BUSY_S,
+    E_CHUNKS_S,
     E_DECODING,
     E_HOME,
     E_HOST_READ_BYTES,
@@ -42,7 +43,9 @@ from splitplan.planner.simulate.layout import (
     E_STEP_TOKENS,
     E_STEPS,
     E_STORE_READ_BYTES,
+    E_UNLIKE,
     E_WAIT_HEAD,
+    E_WIDTH,
     G_LAYERWISE,
     G_PREEMPTIONS,
     PREFILL,
@@ -111,6 +114,9 @@ def _build_step(world: World, engine: int, now_s: float) -> None:
     world.floats[engine + E_STEP_ATTENTION_S] = 0.0
     world.floats[engine + E_HOST_READ_BYTES] = 0.0
     world.floats[engine + E_STORE_READ_BYTES] = 0.0
+    if ints[engine + E_UNLIKE] == 1:
+        for stage in range(home, home + ints[engine + E_LANES] * E_WIDTH, E_WIDTH):
+            world.floats[stage + E_CHUNKS_S] = 0.0
     ints[engine + E_JOINED_COUNT] = 0
     ints[engine + E_DECODING] = 0
     if ints[engine + E_RUNNING] == 0 and ints[home + E_PARTIAL] < 0:
@@ -239,7 +245,11 @@ def _add_chunk(world: World, engine: int, request: int) -> None:
     ints[home + E_PARTIAL] = request
     if tokens <= 0:
         return
-    world.floats[engine + E_STEP_ATTENTION_S] += prefill_attention_s(world, engine, tokens, computed)
+    if ints[engine + E_UNLIKE] == 1:
+        for stage in range(home, home + ints[engine + E_LANES] * E_WIDTH, E_WIDTH):
+            world.floats[stage + E_CHUNKS_S] += prefill_attention_s(world, stage, tokens, computed)
+    else:
+        world.floats[engine + E_STEP_ATTENTION_S] += prefill_attention_s(world, engine, tokens, computed)
     ints[engine + E_STEP_TOKENS] += tokens
     ints[request + R_COMPUTED] = computed + tokens
     if computed + tokens == ints[request + R_TARGET]:

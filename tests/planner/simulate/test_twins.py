@@ -11,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from splitplan.planner.latency.build import unlike_stages
+from splitplan.planner.latency.step import StepModel
 from splitplan.planner.simulate import Change, Deployment, InstanceSpec, Link, simulate
 from splitplan.planner.simulate.build import build_world
 from splitplan.planner.simulate.compiled import compiled_run_events, has_numba
@@ -38,13 +40,22 @@ ROUTINGS = ("weighted", "round_robin", "least_loaded", "least_tokens", "prefix_a
 
 
 @st.composite
+def steps(draw: st.DrawFn) -> StepModel:
+    """One to three stages, alike or each of its own kind."""
+    seeds = draw(st.lists(st.integers(0, 5), min_size=1, max_size=3))
+    if len(seeds) > 1 and draw(st.booleans()):
+        return unlike_stages(tuple(realistic_step(seed) for seed in seeds), 1e-4)
+    return realistic_step(seeds[0], num_stages=len(seeds))
+
+
+@st.composite
 def instances(draw: st.DrawFn, role: str, index: int) -> InstanceSpec:
     block = draw(st.sampled_from([1, 4, 16, 64]))
     slots = draw(st.integers(1, 24))
     return InstanceSpec(
         name=f"{role}{index}",
         role=role,  # type: ignore[arg-type]
-        step=realistic_step(draw(st.integers(0, 5)), num_stages=draw(st.sampled_from([1, 1, 2, 3]))),
+        step=draw(steps()),
         kv_capacity_tokens=draw(st.sampled_from([600, 2000, 5000, 100_000])),
         block_tokens=block,
         max_num_seqs=slots,

@@ -1,0 +1,375 @@
+"""Pipelines that mix two GPU types by stage, their layers split so that the stages run at one rate.
+
+They are tried where they can help: both types stand in one rack, and the stages on one of them could not hold the
+model without the others. Every stage is a tensor group of one size inside a host of its own (what engines start: the
+same number of GPUs on every node), so several stages on one type take whole hosts. The layers are cut at three places:
+where the slowest stage is fastest, where the least KV memory of a stage is largest, and half-way; the best stays. A
+pipeline that serves no more than its GPU types do apart is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from splitplan.catalogs.engine_rules import common_attention_backend, effective_block_tokens
+from splitplan.catalogs.engines import Engine
+from splitplan.catalogs.models import Model
+from splitplan.planner.columns.capacity import Limits
+from splitplan.planner.columns.column import Column, Reach, Role, Stage
+from splitplan.planner.columns.hosts import HostKind
+from splitplan.planner.columns.mix import RequestMix
+from splitplan.planner.columns.options import DEFAULT_KV_DTYPE, ColumnOptions
+from splitplan.planner.columns.service import at, decode_step_s, mix_prompts
+from splitplan.planner.columns.shapes import Shape, rule_problem
+from splitplan.planner.columns.steps import StepLibrary
+from splitplan.planner.latency.build import unlike_stages
+from splitplan.planner.latency.memory import InstanceMemory, instance_memory
+from splitplan.planner.latency.operations import ACTIVATION_BYTES, Position
+from splitplan.planner.latency.step import StepModel
+from splitplan.planner.latency.weights import StageCut, weight_bytes_per_gpu
+
+HANDOFF_TENSORS = 2.0
+"""Between stages go the hidden states and the residual."""
+
+MIXED_GAIN = 1.03
+"""A mixed pipeline is kept only if it sustains at least this much more than its GPU types do apart."""
+
+SPLIT_CHUNK, SPLIT_BATCH = 2048, 64
+"""Where layers are balanced: prompts in chunks of so many tokens, decodes in batches of so many sequences."""
+
+Mixes = Sequence[Mapping[tuple[str, str], int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A mixed pipeline: one shape for each stage, alike but for their hosts."""
+
+    stages: tuple[Shape, ...]
+
+    @property
+    def label(self) -> str:
+        """`a100-sxm-80+h100-sxm tp8 pp2`, with the number of stages of each type where there are several."""
+        first = self.stages[0]
+        counts: dict[str, int] = {}
+        for stage in self.stages:
+            counts[stage.host.gpu.name] = counts.get(stage.host.gpu.name, 0) + 1
+        names = "+".join(gpu if count == 1 else f"{count}x{gpu}" for gpu, count in counts.items())
+        text = f"{names} tp{first.tensor_parallel} pp{len(self.stages)}"
+        return text + (f" ep{first.expert_parallel}" if first.expert_parallel > 1 else "")
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers of each stage; () before they are split."""
+        return self.stages[0].stage_layers
+
+    def with_layers(self, layers: tuple[int, ...]) -> Pipeline:
+        """The same pipeline, cut."""
+        return Pipeline(tuple(replace(stage, stage_layers=layers) for stage in self.stages))
+
+    def parts(self) -> list[tuple[Shape, int]]:
+        """Its stages by host kind: one shape of each, and how many there are."""
+        found: dict[tuple[str, str], tuple[Shape, int]] = {}
+        for stage in self.stages:
+            shape, count = found.get(_kind(stage.host), (stage, 0))
+            found[_kind(stage.host)] = (shape, count + 1)
+        return list(found.values())
+
+
+def pipelines(
+    model: Model, engine: Engine, hosts: Sequence[HostKind], mixes: Mixes, options: ColumnOptions, backend: str
+) -> Iterator[Pipeline]:
+    """All mixed pipelines worth trying, of the slower type's stages first. `backend` "": what both types have."""
+    if not options.mix_pipelines:
+        return
+    by_speed = sorted(hosts, key=lambda host: (host.gpu.memory_bandwidth_bytes_per_s, host.gpu.name))
+    for first, last in combinations(by_speed, 2):
+        rooms = [(mix.get(_kind(first), 0), mix.get(_kind(last), 0)) for mix in mixes]
+        if first.gpu.name == last.gpu.name or min(first.nic_bytes_per_s, last.nic_bytes_per_s) <= 0:
+            continue
+        kv_dtype = options.kv_dtype or DEFAULT_KV_DTYPE
+        common = backend or common_attention_backend(engine, [first.gpu, last.gpu], model, kv_dtype)
+        if common is None:
+            continue
+        tp = 1
+        while tp <= min(first.domain_gpus, last.domain_gpus):
+            for counts in _stage_counts(first, last, tp, options.max_pipeline_parallel):
+                if any(counts[0] <= room[0] and counts[1] <= room[1] for room in rooms):
+                    for ep in sorted({1, tp} if model.moe is not None else {1}):
+                        yield from _if_needed(model, (first, last), counts, tp, ep, options, common)
+            tp *= 2
+
+
+def _kind(host: HostKind) -> tuple[str, str]:
+    return host.gpu.name, host.gpu_link.name
+
+
+def _stage_counts(first: HostKind, last: HostKind, tp: int, most: int) -> list[tuple[int, int]]:
+    """Stages on each type: one each, and several where a stage fills its host."""
+    ones = [range(1, most if tp == host.domain_gpus == host.node_gpus else 2) for host in (first, last)]
+    return [(a, b) for a in ones[0] for b in ones[1] if a + b <= most]
+
+
+def _if_needed(
+    model: Model,
+    hosts: tuple[HostKind, HostKind],
+    counts: tuple[int, int],
+    tp: int,
+    ep: int,
+    options: ColumnOptions,
+    backend: str,
+) -> Iterator[Pipeline]:
+    """The pipeline, unless the stages on each type could hold the model by themselves, or all together cannot."""
+    dtype, fraction = options.weight_dtype or model.weight_dtype, options.memory_fraction or 0.9
+    room = [count * host.gpu.memory_bytes * fraction for host, count in zip(hosts, counts, strict=True)]
+    alone = [weight_bytes_per_gpu(model, tp=tp, pp=count, ep=ep, weight_dtype=dtype) * count for count in counts]
+    if all(weights < space for weights, space in zip(alone, room, strict=True)) or max(alone) > sum(room):
+        return
+    kv_dtype = options.kv_dtype or DEFAULT_KV_DTYPE
+    many = sum(counts)
+    yield Pipeline(
+        tuple(
+            Shape(host, tp, many, ep, dtype, kv_dtype, backend)
+            for host, count in zip(hosts, counts, strict=True)
+            for _ in range(count)
+        )
+    )
+
+
+def pipeline_problem(pipeline: Pipeline, role: Role, model: Model, engine: Engine, connector: str) -> str:
+    """The first rule that forbids the pipeline in this role on any of its GPU types, or ""."""
+    for shape, _ in pipeline.parts():
+        problem = rule_problem(shape, role, model, engine, connector)
+        if problem:
+            return problem
+    return ""
+
+
+def pipeline_memory(
+    pipeline: Pipeline, model: Model, engine: Engine, *, max_num_seqs: int, chunk: int, fraction: float, max_len: int
+) -> list[InstanceMemory]:
+    """Memory of every stage."""
+    last = len(pipeline.stages) - 1
+    return [
+        _stage_memory(
+            shape,
+            StageCut(layers, number == 0, number == last),
+            model,
+            engine,
+            max_num_seqs=max_num_seqs,
+            chunk=chunk,
+            fraction=fraction,
+            max_len=max_len,
+        )
+        for number, (shape, layers) in enumerate(zip(pipeline.stages, pipeline.layers, strict=True))
+    ]
+
+
+def _stage_memory(
+    shape: Shape,
+    cut: StageCut,
+    model: Model,
+    engine: Engine,
+    *,
+    max_num_seqs: int,
+    chunk: int,
+    fraction: float,
+    max_len: int,
+) -> InstanceMemory:
+    return instance_memory(
+        model,
+        shape.host.gpu,
+        engine,
+        tp=shape.tensor_parallel,
+        pp=shape.pipeline_parallel,
+        ep=shape.expert_parallel,
+        weight_dtype=shape.weight_dtype,
+        kv_dtype=shape.kv_dtype,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=chunk,
+        memory_fraction=fraction,
+        max_model_len=max_len,
+        cut=cut,
+    )
+
+
+def pipeline_step(pipeline: Pipeline, library: StepLibrary, model: Model, tokens: float) -> StepModel:
+    """The step model of a cut pipeline; hand-offs carry `tokens` of a step over the slowest NICs between stages."""
+    last = len(pipeline.stages) - 1
+    stages = tuple(
+        library.stage(shape, layers, "first" if number == 0 else "last" if number == last else "middle")
+        for number, (shape, layers) in enumerate(zip(pipeline.stages, pipeline.layers, strict=True))
+    )
+    return unlike_stages(stages, handoff_s(pipeline, model, tokens))
+
+
+def handoff_s(pipeline: Pipeline, model: Model, tokens: float) -> float:
+    """Seconds from one stage to the next: `tokens` hidden states and residuals over the slower of both hosts' NICs."""
+    tp = pipeline.stages[0].tensor_parallel
+    hosts = [shape.host for shape, _ in pipeline.parts()]
+    rate = min(host.instance_nic_bytes_per_s(tp) for host in hosts)
+    latency_s = max(host.nic_link.latency_s for host in hosts if host.nic_link is not None)
+    return latency_s + tokens * HANDOFF_TENSORS * ACTIVATION_BYTES * model.hidden_size / rate
+
+
+def handoff_tokens(role: Role, num_stages: int, max_num_seqs: int, max_num_batched_tokens: int) -> float:
+    """Tokens that a step hands on: a chunk where there are prompts, a micro-batch where there are none."""
+    return max_num_seqs / num_stages if role == "decode" else float(max_num_batched_tokens)
+
+
+def reach_rates(pipeline: Pipeline) -> Iterator[tuple[Reach, float]]:
+    """Bandwidth that a prompt's KV may count on: its layers leave from the NICs of their own stages."""
+    total = sum(pipeline.layers)
+    least: dict[Reach, float] = {}
+    for shape, layers in zip(pipeline.stages, pipeline.layers, strict=True):
+        nic = shape.host.instance_nic_bytes_per_s(shape.tensor_parallel)
+        for reach, rate in (("fleet", min(nic, shape.host.rack_exit_bytes_per_s)), ("rack", nic)):
+            key: Reach = "fleet" if reach == "fleet" else "rack"
+            least[key] = min(least.get(key, np.inf), rate * total / layers)
+    yield "fleet", least["fleet"]
+    if least["rack"] > least["fleet"]:
+        yield "rack", least["rack"]
+
+
+def layer_splits(
+    pipeline: Pipeline,
+    role: Role,
+    model: Model,
+    engine: Engine,
+    mix: RequestMix,
+    library: StepLibrary,
+    limits: tuple[int, int],
+    fraction: float,
+) -> list[Pipeline]:
+    """The pipeline cut in up to three ways: the fastest slowest stage, the most KV memory, and half-way between."""
+    many, more = (count for _, count in pipeline.parts())
+    costs = _layer_costs(pipeline, role, model, mix, library)
+    rooms = [_room(pipeline, number, model, engine, mix, limits, fraction) for number in (0, len(pipeline.stages) - 1)]
+    found: list[tuple[float, float, int]] = []
+    for share in range(many, model.num_layers - more + 1):
+        layers = (-(-share // many), -(-(model.num_layers - share) // more))
+        kv_tokens = min((room[0] - room[1] * held) / (room[2] * held) for room, held in zip(rooms, layers, strict=True))
+        if kv_tokens >= mix.max_model_len:
+            slowest_s = max(cost[0] * held + cost[1] for cost, held in zip(costs, layers, strict=True))
+            found.append((slowest_s, -kv_tokens, share))
+    if not found:
+        return []
+    fastest, roomiest = min(found)[2], min(found, key=lambda entry: (entry[1], entry[0]))[2]
+    shares = dict.fromkeys((fastest, roomiest, (fastest + roomiest) // 2))
+    return [pipeline.with_layers((*_spread(share, many), *_spread(model.num_layers - share, more))) for share in shares]
+
+
+def _spread(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers over the stages of one type: alike, what does not divide on the first ones."""
+    share, rest = divmod(layers, stages)
+    return tuple(share + (number < rest) for number in range(stages))
+
+
+def _room(
+    pipeline: Pipeline,
+    number: int,
+    model: Model,
+    engine: Engine,
+    mix: RequestMix,
+    limits: tuple[int, int],
+    fraction: float,
+) -> tuple[float, float, float]:
+    """(bytes for weights and KV, bytes of weights per layer, KV bytes per token and layer) on a GPU of a stage."""
+    last = len(pipeline.stages) - 1
+
+    def memory(layers: int) -> InstanceMemory:
+        cut = StageCut(layers, number == 0, number == last)
+        return _stage_memory(
+            pipeline.stages[number],
+            cut,
+            model,
+            engine,
+            max_num_seqs=limits[0],
+            chunk=limits[1],
+            fraction=fraction,
+            max_len=mix.max_model_len,
+        )
+
+    one, two = memory(1), memory(2)
+    per_layer = two.weights_bytes - one.weights_bytes
+    return one.kv_bytes + per_layer, per_layer, one.kv_bytes_per_token
+
+
+def _layer_costs(
+    pipeline: Pipeline, role: Role, model: Model, mix: RequestMix, library: StepLibrary
+) -> list[tuple[float, float]]:
+    """Seconds that a request takes of a stage on each type: per layer, and besides (the LM head of the last)."""
+    costs = []
+    for number, (shape, _) in enumerate(pipeline.parts()):
+        position: Position = "middle" if number == 0 else "last"
+        step = library.stage(shape, model.num_layers, position)
+        total_s, head_s = 0.0, 0.0
+        if role != "decode":
+            total_s += float(mix_prompts(step, SPLIT_CHUNK, mix).service().occupancy_s.mean())
+            head_s += float(step.sequence_s[1])
+        if role != "prefill":
+            batch = SPLIT_BATCH / len(pipeline.stages)
+            tokens = float(mix.output_tokens.mean())
+            total_s += tokens * decode_step_s(step, batch, mix.context_tokens) / batch
+            head_s += tokens * at(step.sequence_s, batch) / batch
+        costs.append(((total_s - head_s) / model.num_layers, head_s))
+    return costs
+
+
+def mixed_column(
+    pipeline: Pipeline,
+    role: Role,
+    engine: Engine,
+    step: StepModel,
+    limits: Limits,
+    work_s: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    mix: RequestMix,
+    options: ColumnOptions,
+    reach: Reach,
+    busy_power_share: float,
+) -> Column:
+    """The column of a cut pipeline."""
+    first = pipeline.stages[0]
+    near = "" if reach == "fleet" else f", KV within the {reach}"
+    backend = first.attention_backend
+    return Column(
+        name=f"{role} {pipeline.label}{near}",
+        role=role,
+        gpu="+".join(shape.host.gpu.name for shape, _ in pipeline.parts()),
+        tensor_parallel=first.tensor_parallel,
+        pipeline_parallel=len(pipeline.stages),
+        expert_parallel=first.expert_parallel,
+        weight_dtype=first.weight_dtype,
+        kv_dtype=first.kv_dtype,
+        block_tokens=effective_block_tokens(engine, backend, engine.block_tokens),
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=mix.max_model_len,
+        memory_fraction=options.memory_fraction or engine.memory_fraction,
+        kv_capacity_tokens=limits.kv_capacity_tokens,
+        work_s_per_request=work_s,
+        watts=sum(s.tensor_parallel * s.host.gpu.tdp_watts for s in pipeline.stages) * busy_power_share,
+        step=step,
+        attention_backend=backend,
+        transfer_reach=reach,
+        stages=tuple(
+            Stage(shape.host.gpu.name, shape.host.gpu_link.name, layers)
+            for shape, layers in zip(pipeline.stages, pipeline.layers, strict=True)
+        ),
+    )
+
+
+def serves_more(column: Column, others: Iterable[Column]) -> bool:
+    """Whether a mixed pipeline sustains clearly more, of any class, than its GPU types do apart on the same GPUs."""
+    apart = np.zeros_like(column.work_s_per_request)
+    for gpu, gpus in column.gpus_by_type.items():
+        rates = [
+            (gpus // other.num_gpus) / other.work_s_per_request
+            for other in others
+            if (other.role, other.gpu) == (column.role, gpu) and other.num_gpus <= gpus and not other.stages
+        ]
+        apart += np.max(rates, axis=0) if rates else 0.0
+    return bool(np.any(1.0 / column.work_s_per_request >= MIXED_GAIN * apart))
