@@ -15,6 +15,7 @@ from itertools import combinations
 
 import numpy as np
 
+from splitplan.catalogs.connector_rules import connector_problems
 from splitplan.catalogs.engine_rules import common_attention_backend, effective_block_tokens
 from splitplan.catalogs.engines import Engine
 from splitplan.catalogs.models import Model
@@ -142,10 +143,21 @@ def _if_needed(
 def pipeline_problem(pipeline: Pipeline, role: Role, model: Model, engine: Engine, connector: str) -> str:
     """The first rule that forbids the pipeline in this role on any of its GPU types, or ""."""
     for shape, _ in pipeline.parts():
-        problem = rule_problem(shape, role, model, engine, connector)
+        cut = replace(shape, stage_layers=pipeline.layers or _alike(model, len(pipeline.stages)))
+        problem = rule_problem(cut, role, model, engine, connector)
+        if not problem and role == "prefill":
+            side = cut.side(model, engine)
+            decodes = (replace(side, pipeline_parallel=1, stage_layers=()), side)
+            found = [connector_problems(engine, connector, model, side, decode) for decode in decodes]
+            problem = min(found, key=len)[0] if all(found) else ""
         if problem:
             return problem
     return ""
+
+
+def _alike(model: Model, stages: int) -> tuple[int, ...]:
+    """Some cut, for rules that ask whether there may be one."""
+    return _spread(model.num_layers, stages)
 
 
 def pipeline_memory(
