@@ -81,6 +81,11 @@ class Member:
         return self.instance.name if self.rank == 0 else f"{self.instance.name}-rank{self.rank}"
 
     @property
+    def gpu(self) -> str:
+        """The type of its GPUs: those of a mixed pipeline differ from host to host."""
+        return self.pool.gpu_at(self.rank * len(self.gpu_indices))
+
+    @property
     def url(self) -> str:
         """Base URL of the instance's HTTP server (rank 0 serves)."""
         return f"http://{in_url(self.host.address)}:{self.ports.http}"
@@ -347,6 +352,10 @@ def _instance_problems(pool: Pool, instance: Instance, hosts: Mapping[str, HostP
         problems.append(Problem(f"{name} returns to a node after leaving it; ranks of a node must be consecutive"))
     if len({len(indices) for _, indices in parts}) > 1:
         problems.append(Problem(f"{name} takes unequal numbers of GPUs from its nodes; engines need equal ones"))
+    for node, _ in parts:
+        types = {pool.gpu_at(at) for at, slot in enumerate(instance.gpus) if slot.node == node}
+        if len(types) > 1:
+            problems.append(Problem(f"{name} has GPUs of {' and '.join(sorted(types))} on {shorten(node)}"))
     return problems
 
 

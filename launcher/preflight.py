@@ -106,8 +106,9 @@ def rule_problems(cluster: Cluster, engine: EngineAdapter) -> list[Problem]:
         return list(error.problems)
     messages: list[str] = []
     for pool in plan.pools:
-        found = instance_problems(rules, model, find_gpu(pool.gpu), _side(cluster, pool, engine))
-        messages += [f"{shorten(pool.name)}: {message}" for message in found]
+        for gpu in pool.gpu_types:
+            found = instance_problems(rules, model, find_gpu(gpu), _side(cluster, pool, engine))
+            messages += [f"{shorten(pool.name)}: {message}" for message in found]
     for prefill, decode in _pairs(plan.pools):
         messages += _pair_messages(cluster, engine, model, prefill, decode)
     return [Problem(message, next_step=RESOLVE) for message in messages]
@@ -128,7 +129,7 @@ def _pairs(pools: Iterable[Pool]) -> list[tuple[Pool, Pool]]:
 def _side(cluster: Cluster, pool: Pool, engine: EngineAdapter) -> EngineSide:
     return EngineSide(
         model=cluster.model_path,
-        gpu=pool.gpu,
+        gpu=pool.gpu_types[0],
         tensor_parallel=pool.tensor_parallel,
         pipeline_parallel=pool.pipeline_parallel,
         weight_dtype=pool.weight_dtype,
@@ -136,4 +137,5 @@ def _side(cluster: Cluster, pool: Pool, engine: EngineAdapter) -> EngineSide:
         block_tokens=pool.block_tokens,
         attention_backend=pool.attention_backend,
         engine_version=engine.version,
+        stage_layers=tuple(stage.layers for stage in pool.stages),
     )

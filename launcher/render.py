@@ -158,7 +158,9 @@ def with_backends(plan: Plan) -> Plan:
         return plan
     sides = [pool for pool in plan.pools if pool.role != "colocated"]
     common = (
-        common_attention_backend(rules, [find_gpu(pool.gpu) for pool in sides], model, sides[0].kv_dtype)
+        common_attention_backend(
+            rules, [find_gpu(gpu) for pool in sides for gpu in pool.gpu_types], model, sides[0].kv_dtype
+        )
         if sides
         else ""
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from splitplan.catalogs.engines import find_engine
 from splitplan.catalogs.errors import Problem
 from splitplan.launcher.cluster import Cluster, Member, RouterPlace
 
@@ -89,6 +90,14 @@ class EngineAdapter(Protocol):
 
     def router(self, cluster: Cluster, place: RouterPlace) -> Command:
         """The command of a router: `cluster.router`, or the second one in front of the colocated instances."""
+
+
+def stage_environment(member: Member, engine: str) -> dict[str, str]:
+    """The variable that tells an engine of the catalog how many layers each stage of a mixed pipeline holds."""
+    if not member.pool.stages:
+        return {}
+    variable = find_engine(engine).stage_layers
+    return {variable: ",".join(str(stage.layers) for stage in member.pool.stages)} if variable else {}
 
 
 def routed_roles(cluster: Cluster, place: RouterPlace) -> tuple[Sequence[Member], Sequence[Member], Sequence[Member]]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from splitplan.catalogs.errors import Problem
 from splitplan.launcher.cluster import Cluster, Member, RouterPlace
-from splitplan.launcher.engines.base import Command, Comparison, EngineOptions
+from splitplan.launcher.engines.base import Command, Comparison, EngineOptions, stage_environment
 from splitplan.launcher.engines.mock import timing_problems
 from splitplan.launcher.engines.sglang import SglangEngine
 from splitplan.launcher.engines.vllm import VllmEngine, checkpoint_problems
@@ -116,7 +116,7 @@ class DynamoEngine:
         argv = (self.python, "-m", f"dynamo.{self.backend}", *self._arguments(cluster, member, mode))
         extra = {"VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_HOST_IP", "UCX_NET_DEVICES"}
         inner = VllmEngine(VLLM_INSIDE, self.options).member(cluster, member).env if self.backend == "vllm" else {}
-        kept = {name: value for name, value in inner.items() if name in extra}
+        kept = {name: value for name, value in inner.items() if name in extra} | stage_environment(member, self.name)
         topology, files = self._topology(cluster, member)
         return Command(
             argv, {**self._environment(member.host.address), **self._system(member), **topology, **kept}, files

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from splitplan.catalogs.errors import Problem, shorten
 from splitplan.launcher.cluster import Cluster, Member, RouterPlace, load_policy
-from splitplan.launcher.engines.base import Command, Comparison, EngineOptions, routed_roles
+from splitplan.launcher.engines.base import Command, Comparison, EngineOptions, routed_roles, stage_environment
 from splitplan.launcher.engines.vllm import FLOAT_DTYPES, checkpoint_problems, quantization
 from splitplan.launcher.inventory import check_options, find_version
 
@@ -68,7 +68,7 @@ class SglangEngine:
         program = ("python3", "-m", "sglang.launch_server", "--model-path", cluster.model_path)
         argv = (*program, *self.engine_arguments(cluster, member))
         check_options("sglang", self.version, argv)
-        return Command(argv)
+        return Command(argv, stage_environment(member, "sglang"))
 
     def engine_arguments(self, cluster: Cluster, member: Member) -> tuple[str, ...]:
         """What the plan decided, as options."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from splitplan.catalogs.errors import Problem, shorten
 from splitplan.launcher.cluster import Cluster, Member, RouterPlace, load_policy
-from splitplan.launcher.engines.base import Command, Comparison, EngineOptions, routed_roles
+from splitplan.launcher.engines.base import Command, Comparison, EngineOptions, routed_roles, stage_environment
 from splitplan.launcher.inventory import check_options, find_version
 
 CONNECTORS = {
@@ -163,7 +163,7 @@ class VllmEngine:
         return Command(tuple(argv))
 
     def _environment(self, member: Member) -> dict[str, str]:
-        env = dict(CPU_ENVIRONMENT) if self.on_cpu else {}
+        env = {**(CPU_ENVIRONMENT if self.on_cpu else {}), **stage_environment(member, "vllm")}
         if member.num_ranks > 1:
             env["VLLM_HOST_IP"] = member.host.address
         if member.pool.role != "colocated":

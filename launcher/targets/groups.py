@@ -123,9 +123,9 @@ def group_spec(
     pods = {
         rank: {
             "metadata": {"labels": labels},
-            "spec": {**pod_spec(cluster, engine, member, options), **pool_placement(members)},
+            "spec": {**pod_spec(cluster, engine, member, options), **_placement(cluster, pool, rank, members)},
         }
-        for rank, member in enumerate(_ranks(leader))
+        for rank, member in enumerate(_ranks(cluster, leader))
     }
     if leader.num_ranks > 1:
         template["leaderTemplate"] = _with_variables(pods[0], is_worker=False)
@@ -157,9 +157,41 @@ def at_group_addresses(cluster: Cluster, names: Mapping[str, str]) -> Cluster:
     return replace(cluster, members=tuple(members))
 
 
-def _ranks(leader: Member) -> list[Member]:
+def _ranks(cluster: Cluster, leader: Member) -> list[Member]:
     """The leader and, where there are any, one member that stands for all workers."""
-    return [leader] if leader.num_ranks == 1 else [leader, replace(leader, rank=1)]
+    if leader.num_ranks == 1 or not leader.pool.stages:
+        return [leader] if leader.num_ranks == 1 else [leader, replace(leader, rank=1)]
+    workers = [member for member in cluster.members if member.instance is leader.instance and member.rank > 0]
+    types = sorted({worker.gpu for worker in workers})
+    if len(types) > 1:
+        raise LaunchError(
+            Problem(
+                f"{shorten(leader.pool.name)}: a group has one template for its workers, here they need "
+                f"{' and '.join(types)}",
+                next_step="--target kubernetes expresses it",
+            )
+        )
+    return [leader, replace(workers[0], host=replace(workers[0].host, address=leader.host.address))]
+
+
+def _placement(cluster: Cluster, pool: Pool, rank: int, leaders: Sequence[Member]) -> Manifest:
+    """Where pods of a pool may run; of a mixed pipeline those of its leaders, or of its workers."""
+    if not pool.stages:
+        return pool_placement(leaders)
+    same = [member for member in cluster.members if member.pool.name == pool.name and (member.rank > 0) == (rank > 0)]
+    return pool_placement([replace(member, num_ranks=1) for member in same])
+
+
+def one_type(pool: Pool, what: str) -> None:
+    """LaunchError where `what` has one form of pod for all hosts of an instance and they are not alike."""
+    if pool.stages:
+        raise LaunchError(
+            Problem(
+                f"{shorten(pool.name)}: {what} gives all hosts of an instance one GPU type, not "
+                f"{' and '.join(pool.gpu_types)}",
+                next_step="--target kubernetes, lws, slurm, ssh or ray-groups expresses it",
+            )
+        )
 
 
 def _with_variables(pod: Manifest, *, is_worker: bool) -> Manifest:

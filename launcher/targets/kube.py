@@ -167,7 +167,7 @@ def node_problems(cluster: Cluster, nodes: dict[str, dict[str, Any]]) -> list[Pr
     for member in cluster.members:
         name = node_selector(member)[HOSTNAME_LABEL]
         wanted[name] = wanted.get(name, 0) + len(member.gpu_indices)
-        resource[name] = gpu_resource(member.pool.gpu)
+        resource[name] = gpu_resource(member.gpu)
     problems = []
     for name, count in wanted.items():
         if name not in nodes:

@@ -13,7 +13,7 @@ from splitplan.catalogs.errors import LaunchError, Problem
 from splitplan.launcher.cluster import Cluster, Member
 from splitplan.launcher.engines.base import EngineAdapter
 from splitplan.launcher.engines.dynamo import pairs_in_racks
-from splitplan.launcher.targets.groups import at_group_addresses, members_of, one_pool, pool_names
+from splitplan.launcher.targets.groups import at_group_addresses, members_of, one_pool, one_type, pool_names
 from splitplan.launcher.targets.kubernetes import with_pod_routers
 from splitplan.launcher.targets.pods import (
     SHM_GIB_PER_GPU,
@@ -50,6 +50,8 @@ def render_dynamo(cluster: Cluster, engine: EngineAdapter, options: KubernetesOp
             )
         )
     check_image(engine.image)
+    for pool in cluster.plan.pools:
+        one_type(pool, "a DynamoGraphDeployment")
     names = pool_names(cluster)
     cluster = with_pod_routers(at_group_addresses(cluster, names))
     components = [_frontend(engine)] + [

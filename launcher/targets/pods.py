@@ -111,7 +111,7 @@ def literal(text: str) -> str:
 def node_selector(member: Member) -> dict[str, str]:
     """The GPU product and the planned node."""
     selector = {HOSTNAME_LABEL: member.host.labels.get(HOSTNAME_LABEL) or member.host.name}
-    product = member.host.labels.get(PRODUCT_LABEL) or product_label(member.pool.gpu)
+    product = member.host.labels.get(PRODUCT_LABEL) or product_label(member.gpu)
     if product:
         selector = {PRODUCT_LABEL: product, **selector}
     return selector
@@ -162,7 +162,7 @@ def _container_ports(member: Member) -> list[Manifest]:
 def device_resources(member: Member, options: KubernetesOptions) -> Manifest:
     """GPUs and, for a side of a pair, an RDMA device; CPU and memory as requests."""
     gpus = len(member.gpu_indices)
-    devices = {gpu_resource(member.pool.gpu): str(gpus)}
+    devices = {gpu_resource(member.gpu): str(gpus)}
     if options.rdma_resource and member.pool.role != "colocated":
         devices[options.rdma_resource] = "1"
     requests = {"cpu": str(CPUS_PER_GPU * gpus), "memory": f"{MEMORY_GIB_PER_GPU * gpus}Gi", **devices}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from splitplan.catalogs.errors import LaunchError, Problem, shorten
 from splitplan.launcher.cluster import Cluster, Member
 from splitplan.launcher.engines.base import EngineAdapter
-from splitplan.launcher.targets.groups import members_of, one_pool
+from splitplan.launcher.targets.groups import members_of, one_pool, one_type
 from splitplan.launcher.targets.pods import Manifest, dump
 from splitplan.planner.plan import Pool
 
@@ -42,6 +42,8 @@ def render(cluster: Cluster, engine: EngineAdapter) -> dict[str, str]:
         raise LaunchError(Problem(f"Ray Serve LLM runs vLLM, not {engine.name}", next_step="--engine vllm"))
     what = "a Ray Serve application"
     prefill, decode, colocated = (one_pool(cluster, role, what) for role in ("prefill", "decode", "colocated"))
+    for pool in cluster.plan.pools:
+        one_type(pool, what)
     applications: list[Manifest] = []
     if prefill is not None and decode is not None:
         sides = {"prefill_config": prefill, "decode_config": decode}

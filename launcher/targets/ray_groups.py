@@ -183,7 +183,7 @@ def bundles_of(cluster: Cluster, engine: EngineAdapter) -> list[Bundle]:
         for service in services:
             member = service.member
             resources = {"CPU": 1.0} if member is None else {"GPU": float(len(member.gpu_indices))}
-            found.append(Bundle(service, host, resources, member.pool.gpu if member else ""))
+            found.append(Bundle(service, host, resources, member.gpu if member else ""))
     return found
 
 

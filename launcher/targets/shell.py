@@ -76,7 +76,7 @@ def describe(cluster: Cluster, engine: EngineAdapter) -> dict[str, object]:
                 "role": member.pool.role,
                 "host": member.host.name,
                 "rack": member.instance.rack,
-                "gpu": member.pool.gpu,
+                "gpu": member.gpu,
                 "gpu_indices": list(member.gpu_indices),
                 "url": member.url if member.rank == 0 else None,
                 "side_channel_port": member.ports.side_channel,
@@ -93,7 +93,7 @@ def prompts_of(cluster: Cluster) -> list[tuple[int, int]]:
 
 def gpu_environment(member: Member) -> dict[str, str]:
     """The variable that shows a process its planned GPUs only."""
-    vendor = "amd" if member.pool.gpu.startswith("mi") else "nvidia"
+    vendor = "amd" if member.gpu.startswith("mi") else "nvidia"
     return {GPU_VISIBILITY[vendor]: ",".join(str(index) for index in member.gpu_indices)}
 
 
@@ -120,7 +120,7 @@ def services_by_host(cluster: Cluster, engine: EngineAdapter) -> dict[str, list[
 def _member_service(engine: EngineAdapter, member: Member, command: Command, label: str) -> Service:
     command = replace(command, env={**gpu_environment(member), **command.env})
     pool = member.pool
-    what = f"{member.name}: {pool.role}, {pool.gpu} TP{pool.tensor_parallel} PP{pool.pipeline_parallel}"
+    what = f"{member.name}: {pool.role}, {member.gpu} TP{pool.tensor_parallel} PP{pool.pipeline_parallel}"
     if member.num_ranks > 1:
         what += f", rank {member.rank} of {member.num_ranks}"
     url = member.url if member.rank == 0 else ""

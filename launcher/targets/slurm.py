@@ -70,7 +70,7 @@ def script(cluster: Cluster, engine: EngineAdapter, options: SlurmOptions, log_p
 def _component(cluster: Cluster, place: HostPlace, services: Sequence[Service], options: SlurmOptions) -> list[str]:
     """One line of #SBATCH options: a node, its GPUs, CPUs for its steps."""
     gpus = [len(service.member.gpu_indices) if service.member else 0 for service in services]
-    types = {_gres_type(service.member.pool.gpu, place) for service in services if service.member}
+    types = {_gres_type(service.member.gpu, place) for service in services if service.member}
     cpus = sum(max(CPUS_PER_GPU * count, ROUTER_CPUS) for count in gpus)
     words = [f"--job-name={cluster.name}", "--nodes=1", f"--ntasks={len(services)}"]
     words.append(f"--cpus-per-task={-(-cpus // max(1, len(services)))}")
@@ -95,7 +95,7 @@ def _step(service: Service, het_group: int | None, log_pattern: str) -> str:
         count = len(member.gpu_indices)
         words += [
             f"--cpus-per-task={CPUS_PER_GPU * count}",
-            f"--gres=gpu:{_gres_type(member.pool.gpu, member.host)}:{count}",
+            f"--gres=gpu:{_gres_type(member.gpu, member.host)}:{count}",
         ]
     else:
         words += [f"--cpus-per-task={ROUTER_CPUS}", "--gres=none", "--overlap"]

@@ -21,7 +21,7 @@ from splitplan.catalogs.engines import Engine
 from splitplan.catalogs.models import Model
 from splitplan.planner.columns.capacity import Capacity, Limits, colocated_capacity, decode_capacity, prefill_capacity
 from splitplan.planner.columns.column import ROLES, Column, Reach, Role
-from splitplan.planner.columns.hosts import HostKind
+from splitplan.planner.columns.hosts import HostKind, RackMixes
 from splitplan.planner.columns.mix import RequestMix
 from splitplan.planner.columns.options import (
     BATCH_LADDER,
@@ -33,7 +33,6 @@ from splitplan.planner.columns.options import (
     ColumnOptions,
 )
 from splitplan.planner.columns.pipelines import (
-    Mixes,
     Pipeline,
     handoff_tokens,
     layer_splits,
@@ -78,6 +77,9 @@ class ColumnSet:
     considered: int = 0
 
 
+NO_MIXES = RackMixes()
+
+
 def build_columns(
     model: Model,
     engine: Engine,
@@ -85,11 +87,11 @@ def build_columns(
     demand: Demand,
     options: ColumnOptions,
     step_models: StepLibrary,
-    mixes: Mixes = (),
+    mixes: RackMixes = NO_MIXES,
 ) -> ColumnSet:
     """All columns for the fleet's GPU types. Deterministic order: role, GPU type, size; mixed pipelines last.
 
-    `mixes` says which kinds of host stand in one rack, and how many: what a pipeline may mix.
+    `mixes` says which kinds of host stand in one rack: what a pipeline may mix.
     """
     result = ColumnSet([])
     gpus = [host.gpu for host in hosts]
@@ -99,7 +101,8 @@ def build_columns(
             candidates = _shapes_of(model, engine, host, options, backend if role != "colocated" else "")
             for shape in _worth_trying(role, candidates, model, options):
                 result.columns += _columns_of_shape(role, shape, model, engine, demand, options, step_models, result)
-        for pipeline in pipelines(model, engine, hosts, mixes, options, backend if role != "colocated" else ""):
+        common, longest = backend if role != "colocated" else "", demand.mix.max_model_len
+        for pipeline in pipelines(model, engine, hosts, mixes, options, common, longest):
             result.columns += _columns_of_pipeline(role, pipeline, model, engine, demand, options, step_models, result)
     return result
 

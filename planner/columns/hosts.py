@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from splitplan.catalogs.gpus import Gpu, find_gpu
 from splitplan.catalogs.links import Link, find_link
@@ -41,16 +42,28 @@ def host_kinds(fleet: Fleet) -> list[HostKind]:
     return [_host_kind(gpu, link, places) for (gpu, link), places in kinds.items()]
 
 
-def rack_mixes(fleet: Fleet) -> tuple[dict[tuple[str, str], int], ...]:
-    """Of every rack with several kinds of host: nodes by (GPU type, link). Each make-up once."""
-    mixes: list[dict[tuple[str, str], int]] = []
+@dataclass(frozen=True, slots=True)
+class RackMixes:
+    """What pipelines over several kinds of host may stand on. Kinds are (GPU type, link between its GPUs)."""
+
+    racks: tuple[dict[tuple[str, str], tuple[int, ...]], ...] = ()  # with several GPU types: free GPUs of each node
+    most_free: Mapping[tuple[str, str], int] = field(default_factory=dict)  # free GPUs of the emptiest node anywhere
+
+
+def rack_mixes(fleet: Fleet) -> RackMixes:
+    """The racks that hold several GPU types, each make-up once."""
+    racks: list[dict[tuple[str, str], tuple[int, ...]]] = []
+    most: dict[tuple[str, str], int] = {}
     for rack in fleet.racks:
-        counts: dict[tuple[str, str], int] = {}
+        free: dict[tuple[str, str], tuple[int, ...]] = {}
         for node in rack.nodes:
-            counts[node.gpu, node.gpu_link] = counts.get((node.gpu, node.gpu_link), 0) + 1
-        if len({gpu for gpu, _ in counts}) > 1 and counts not in mixes:
-            mixes.append(counts)
-    return tuple(mixes)
+            kind, left = (node.gpu, node.gpu_link), node.num_gpus - len(node.gpus_in_use)
+            if left:
+                free[kind] = (*free.get(kind, ()), left)
+                most[kind] = max(most.get(kind, 0), left)
+        if len({gpu for gpu, _ in free}) > 1 and free not in racks:
+            racks.append(free)
+    return RackMixes(tuple(racks), most)
 
 
 def _host_kind(gpu: str, gpu_link: str, places: list[tuple[Rack, Node]]) -> HostKind:

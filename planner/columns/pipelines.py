@@ -1,16 +1,17 @@
 """Pipelines that mix two GPU types by stage, their layers split so that the stages run at one rate.
 
-They are tried where they can help: both types stand in one rack, and the stages on one of them could not hold the
-model without the others. Every stage is a tensor group of one size inside a host of its own (what engines start: the
-same number of GPUs on every node), so several stages on one type take whole hosts. The layers are cut at three places:
-where the slowest stage is fastest, where the least KV memory of a stage is largest, and half-way; the best stays. A
-pipeline that serves no more than its GPU types do apart is dropped.
+They are tried where they can help: both types stand in one rack, no host of one of them can hold the model by itself,
+and the stages on one of them could not without the others. Every stage is a tensor group of one size inside a host of
+its own (what engines start: the same number of GPUs on every node), so several stages on one type take whole hosts.
+The layers are cut at three places: where the slowest stage is fastest, where the least KV memory of a stage is largest,
+and half-way; the best stays. A pipeline that serves no more than its GPU types do apart is dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -21,11 +22,11 @@ from splitplan.catalogs.engines import Engine
 from splitplan.catalogs.models import Model
 from splitplan.planner.columns.capacity import Limits
 from splitplan.planner.columns.column import Column, Reach, Role, Stage
-from splitplan.planner.columns.hosts import HostKind
+from splitplan.planner.columns.hosts import HostKind, RackMixes
 from splitplan.planner.columns.mix import RequestMix
-from splitplan.planner.columns.options import DEFAULT_KV_DTYPE, ColumnOptions
+from splitplan.planner.columns.options import BATCH_LADDER, COLOCATED_CHUNK_LADDER, DEFAULT_KV_DTYPE, ColumnOptions
 from splitplan.planner.columns.service import at, decode_step_s, mix_prompts
-from splitplan.planner.columns.shapes import Shape, rule_problem
+from splitplan.planner.columns.shapes import Shape, rule_problem, shape_memory
 from splitplan.planner.columns.steps import StepLibrary
 from splitplan.planner.latency.build import unlike_stages
 from splitplan.planner.latency.memory import InstanceMemory, instance_memory
@@ -41,8 +42,6 @@ MIXED_GAIN = 1.03
 
 SPLIT_CHUNK, SPLIT_BATCH = 2048, 64
 """Where layers are balanced: prompts in chunks of so many tokens, decodes in batches of so many sequences."""
-
-Mixes = Sequence[Mapping[tuple[str, str], int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +80,26 @@ class Pipeline:
 
 
 def pipelines(
-    model: Model, engine: Engine, hosts: Sequence[HostKind], mixes: Mixes, options: ColumnOptions, backend: str
+    model: Model,
+    engine: Engine,
+    hosts: Sequence[HostKind],
+    mixes: RackMixes,
+    options: ColumnOptions,
+    backend: str,
+    max_model_len: int,
 ) -> Iterator[Pipeline]:
     """All mixed pipelines worth trying, of the slower type's stages first. `backend` "": what both types have."""
+    holds = partial(_holds, model, engine, options, max_model_len)
     if not options.mix_pipelines:
         return
     by_speed = sorted(hosts, key=lambda host: (host.gpu.memory_bandwidth_bytes_per_s, host.gpu.name))
     for first, last in combinations(by_speed, 2):
-        rooms = [(mix.get(_kind(first), 0), mix.get(_kind(last), 0)) for mix in mixes]
+        rooms = [(rack.get(_kind(first), ()), rack.get(_kind(last), ())) for rack in mixes.racks]
         if first.gpu.name == last.gpu.name or min(first.nic_bytes_per_s, last.nic_bytes_per_s) <= 0:
+            continue
+        if not any(one and other for one, other in rooms) or all(
+            holds(host, _power_of_two(mixes.most_free.get(_kind(host), 0)), 1, 1) for host in (first, last)
+        ):
             continue
         kv_dtype = options.kv_dtype or DEFAULT_KV_DTYPE
         common = backend or common_attention_backend(engine, [first.gpu, last.gpu], model, kv_dtype)
@@ -98,14 +108,43 @@ def pipelines(
         tp = 1
         while tp <= min(first.domain_gpus, last.domain_gpus):
             for counts in _stage_counts(first, last, tp, options.max_pipeline_parallel):
-                if any(counts[0] <= room[0] and counts[1] <= room[1] for room in rooms):
+                if any(_stand(counts[0], one, tp) and _stand(counts[1], other, tp) for one, other in rooms):
                     for ep in sorted({1, tp} if model.moe is not None else {1}):
-                        yield from _if_needed(model, (first, last), counts, tp, ep, options, common)
+                        if not all(holds(host, tp, many, ep) for host, many in zip((first, last), counts, strict=True)):
+                            yield from _if_room(model, (first, last), counts, tp, ep, options, common)
             tp *= 2
 
 
 def _kind(host: HostKind) -> tuple[str, str]:
     return host.gpu.name, host.gpu_link.name
+
+
+def _power_of_two(most: int) -> int:
+    """The largest power of two up to `most`; 0 for none."""
+    return 1 << (most.bit_length() - 1) if most else 0
+
+
+def _holds(
+    model: Model, engine: Engine, options: ColumnOptions, max_model_len: int, host: HostKind, tp: int, pp: int, ep: int
+) -> bool:
+    """Whether stages on one type of host hold the model and one request by themselves, at the smallest limits."""
+    if tp == 0:
+        return False
+    dtype, kv_dtype = options.weight_dtype or model.weight_dtype, options.kv_dtype or DEFAULT_KV_DTYPE
+    return shape_memory(
+        Shape(host, tp, pp, ep, dtype, kv_dtype, ""),
+        model,
+        engine,
+        max_num_seqs=min(BATCH_LADDER),
+        chunk=min(COLOCATED_CHUNK_LADDER),
+        fraction=options.memory_fraction or engine.memory_fraction,
+        max_model_len=max_model_len,
+    ).fits
+
+
+def _stand(stages: int, free: Sequence[int], tp: int) -> bool:
+    """Whether so many stages of `tp` GPUs find a host each."""
+    return sum(left >= tp for left in free) >= stages
 
 
 def _stage_counts(first: HostKind, last: HostKind, tp: int, most: int) -> list[tuple[int, int]]:
@@ -114,7 +153,7 @@ def _stage_counts(first: HostKind, last: HostKind, tp: int, most: int) -> list[t
     return [(a, b) for a in ones[0] for b in ones[1] if a + b <= most]
 
 
-def _if_needed(
+def _if_room(
     model: Model,
     hosts: tuple[HostKind, HostKind],
     counts: tuple[int, int],
@@ -123,11 +162,10 @@ def _if_needed(
     options: ColumnOptions,
     backend: str,
 ) -> Iterator[Pipeline]:
-    """The pipeline, unless the stages on each type could hold the model by themselves, or all together cannot."""
+    """The pipeline, unless its stages together cannot hold the weights."""
     dtype, fraction = options.weight_dtype or model.weight_dtype, options.memory_fraction or 0.9
     room = [count * host.gpu.memory_bytes * fraction for host, count in zip(hosts, counts, strict=True)]
-    alone = [weight_bytes_per_gpu(model, tp=tp, pp=count, ep=ep, weight_dtype=dtype) * count for count in counts]
-    if all(weights < space for weights, space in zip(alone, room, strict=True)) or max(alone) > sum(room):
+    if weight_bytes_per_gpu(model, tp=tp, pp=1, ep=ep, weight_dtype=dtype) > sum(room):
         return
     kv_dtype = options.kv_dtype or DEFAULT_KV_DTYPE
     many = sum(counts)

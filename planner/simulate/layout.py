@@ -212,7 +212,7 @@ E_SLOW = 78  # offset: steps so far that were longer than each limit on inter-to
 E_ABOVE_TOKENS = 79  # takes prompts of more than these,
 E_UP_TO_TOKENS = 80  # and of no more than these; 0: no bound
 E_LANE = 57  # number of this lane; its row also holds the state of the stage of that number
-E_UNLIKE = 79  # 1: the stages are not alike, and the rows of the lanes hold the tables of the stages of their numbers
+E_UNLIKE = 90  # 1: the stages are not alike, and the rows of the lanes hold the tables of the stages of their numbers
 E_WIDTH = 96
 
 # Engines, floats
@@ -236,7 +236,7 @@ E_HOST_READ_BYTES = 17  # KV that the step being built reads from host memory
 E_STORE_READ_BYTES = 20  # and from the shared store
 E_BACK_S = 18  # home: when it is up again
 E_RELOAD_S = 19  # home: from drained to up in the next role
-E_CHUNKS_S = 22  # unlike stages: attention of the step's prompt chunks on the stage of this lane's number
+E_CHUNKS_S = 30  # unlike stages: attention of the step's prompt chunks on the stage of this lane's number
 E_STAGE_S = 15  # time of the current step on one stage
 
 NOWHERE_NOW = -2  # instead of a handle: instances could take it, but none is up

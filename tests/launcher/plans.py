@@ -13,6 +13,7 @@ from splitplan.planner.plan import (
     Instance,
     Plan,
     Pool,
+    PoolStage,
     Proof,
     Route,
     Timing,
@@ -262,3 +263,18 @@ def hostile_plan() -> Plan:
         for number, name in enumerate(HOSTILE, start=1)
     ]
     return plan(pools, hosts=hosts)
+
+
+def mixed_pipeline_plan(**changes: Any) -> Plan:
+    """Two pipelines of 405B, each over an A100 node (38 layers) and an H100 node (88 layers)."""
+    gpus = range(8)
+    instances = [
+        Instance(name=f"colocated-{n}", rack=f"r{n}", gpus=slots((f"a100-{n}", gpus), (f"h100-{n}", gpus)))
+        for n in range(2)
+    ]
+    both = "a100-sxm-80+h100-sxm"
+    stages = (PoolStage(gpu="a100-sxm-80", layers=38), PoolStage(gpu="h100-sxm", layers=88))
+    made = pool("colocated mixed", "colocated", both, instances, tp=8, pp=2, stages=stages)
+    hosts = [Host(name=f"{gpu}-{n}", rack=f"r{n}", num_gpus=8) for n in range(2) for gpu in ("a100", "h100")]
+    found = plan([made], hosts=hosts, connector="", **changes)
+    return found.model_copy(update={"inputs": found.inputs.model_copy(update={"model": "llama-3.1-405b"})})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from splitplan.planner.columns.capacity import (
 )
 from splitplan.planner.columns.mix import RequestMix
 from splitplan.planner.columns.service import bilinear, decode_step_s, mix_prompts
+from splitplan.planner.latency.build import unlike_stages
 from splitplan.planner.latency.step import StepModel
 
 N = 20_000
@@ -207,3 +210,24 @@ def test_bilinear_is_exact_on_planes_and_knots() -> None:
     table = 2 * rows[:, None] + 3 * columns[None, :]
     x, y = np.array([0.5, 5.0, 9.0]), np.array([3.0, 10.0, 20.0])
     np.testing.assert_allclose(bilinear(rows, columns, table, x, y), 2 * x + 3 * y)
+
+
+def test_unlike_stages_of_one_kind_have_the_service_of_a_plain_pipeline() -> None:
+    """Prompts in several chunks and decode steps: stages given one by one, but equal, take the same seconds."""
+    plain, single = replace(step(stages=3), handoff_s=1e-3), step()
+    unlike = unlike_stages((single, single, single), 1e-3)
+    for decode_batch in (0.0, 8.0):
+        one, other = (
+            mix_prompts(each, 512, mix()).service(decode_batch=decode_batch, context_tokens=900.0)
+            for each in (plain, unlike)
+        )
+        np.testing.assert_allclose(one.latency_s, other.latency_s)
+        np.testing.assert_allclose(one.occupancy_s, other.occupancy_s)
+    assert decode_step_s(plain, 24.0, 900.0) == pytest.approx(decode_step_s(unlike, 24.0, 900.0))
+
+
+def test_a_decode_step_of_unlike_stages_waits_for_the_slowest() -> None:
+    """Stages of t and 2t: two micro-batches come round every 4t, more than the 3t that one token takes alone."""
+    fast, slow = step(token_s=1e-4, context_s=0.0, overhead_s=0.0), step(token_s=2e-4, context_s=0.0, overhead_s=0.0)
+    unlike = unlike_stages((fast, slow), 0.0)
+    assert decode_step_s(unlike, 20.0, 100.0) == pytest.approx(4 * 10 * 1e-4)

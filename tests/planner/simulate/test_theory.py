@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from splitplan.planner.latency.build import unlike_stages
 from splitplan.planner.simulate import Deployment, InstanceSpec, simulate
 from splitplan.planner.simulate.results import Results
 from splitplan.planner.spec.workload import Requests
@@ -174,6 +176,29 @@ def test_pipeline_decode_waits_for_all_stages() -> None:
     two = simulate(deployment, fixed_requests(2, 100, 11)).runs[0]
     assert two.tpot_s == pytest.approx([0.02, 0.02])
     assert two.instances[0].utilisation == pytest.approx(22 * 0.01 / two.end_s)
+
+
+def test_unlike_stages_take_the_sum_and_run_at_the_pace_of_the_slowest() -> None:
+    """Stages of 0.1, 0.3 and 0.2 s: the k-th of three prompts leaves after 0.6 s and k more of the slowest."""
+    stages = tuple(linear_step(token_s=seconds / 1000) for seconds in (0.1, 0.3, 0.2))
+    step = unlike_stages(stages, 0.001)
+    deployment = Deployment((instance(step, "prefill", max_num_batched_tokens=1000),))
+    run = simulate(deployment, fixed_requests(3, 1000, 1)).runs[0]
+    assert run.ttft_s == pytest.approx([0.602, 0.902, 1.202])
+    assert run.instances[0].utilisation == pytest.approx(0.9 / run.end_s)
+
+
+def test_unlike_stages_that_are_alike_change_nothing() -> None:
+    """Three equal stages given one by one: the same bits as one stage model for all three."""
+    stage = realistic_step(2)
+    together = replace(stage, num_stages=3)
+    requests = mixed_requests(300, 12.0)
+    runs = [
+        simulate(Deployment((instance(step, max_num_seqs=24, max_num_batched_tokens=512),)), requests).runs[0]
+        for step in (together, unlike_stages((stage, stage, stage), together.handoff_s))
+    ]
+    np.testing.assert_array_equal(runs[0].ttft_s, runs[1].ttft_s)
+    np.testing.assert_array_equal(runs[0].e2e_s, runs[1].e2e_s)
 
 
 def test_more_instances_do_not_lower_attainment() -> None:
