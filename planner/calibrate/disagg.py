@@ -27,15 +27,12 @@ from splitplan.planner.calibrate.predict import (
     serving_mode,
     setup_step_model,
 )
-from splitplan.planner.calibrate.resolve import Setup, UnpredictableError, resolve
+from splitplan.planner.calibrate.resolve import NIC, Setup, UnpredictableError, resolve
 from splitplan.planner.calibrate.score import Row
 from splitplan.planner.latency.overhead import EngineOverhead
 from splitplan.planner.latency.transfer import kv_transfer
 from splitplan.planner.simulate.deployment import Deployment, Link
 from splitplan.planner.simulate.run import simulate
-
-NIC = "ib-ndr"
-"""One 400 Gbit/s port for each GPU, unless the row states its transfer bandwidth."""
 
 REQUIRED_COLUMNS = ("gpu_prefill", "gpu_decode", "engine", "model", "isl", "osl", "concurrency")
 

@@ -20,6 +20,7 @@ from splitplan.planner.calibrate.generations import (
 from splitplan.planner.calibrate.points import MODES, Point
 from splitplan.planner.latency.calibration import version_key
 from splitplan.planner.latency.memory import GIB, InstanceMemory, instance_memory
+from splitplan.planner.latency.nodes import GPUS_PER_NODE, spanning_ops
 from splitplan.planner.latency.operations import OpSource
 from splitplan.planner.latency.siblings import find_op_times
 from splitplan.planner.latency.weights import FP8_FEED_FORWARD
@@ -48,6 +49,9 @@ CHECKPOINTS = (
 """FP8 checkpoints as published: Qwen3's and DeepSeek's scale by blocks of 128 × 128 (their configurations); Meta's of
 Llama-3.1-405B, the one that vLLM and SGLang load, quantises the feed-forward layers only (vLLM issue 6746: 57.75 GiB a
 GPU at TP 8, where all of it in FP8 would be 47). AMD publishes its own, of all layers."""
+
+NIC = "ib-ndr"
+"""One 400 Gbit/s port for each GPU, between nodes of a measured run."""
 
 SGLANG_RUNTIME_BYTES = 4.0 * GIB
 """What SGLang leaves beside its static share on an 80 GB card; activations and graphs live there, not in the share."""
@@ -98,10 +102,14 @@ def resolve(point: Point) -> Setup:
     weight_dtype = _weight_dtype(point, model, generation.engine if gpu.vendor == "NVIDIA" else "")
     kv_dtype = _kv_dtype(point, generation, weight_dtype)
     ops, ops_note = find_op_times(gpu, generation.engine)
+    link = find_link(gpu.nvlink or gpu.pcie)
+    node_gpus = link.domain_gpus or GPUS_PER_NODE
+    if max(tp, ep) > node_gpus:
+        ops = spanning_ops(ops, node_gpus, find_link(NIC))
     setup = Setup(
         model=model,
         gpu=gpu,
-        link=find_link(gpu.nvlink or gpu.pcie),
+        link=link,
         ops=ops,
         engine=replace(find_engine("vllm"), block_tokens=generation.block_tokens),
         generation=generation,
