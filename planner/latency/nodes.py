@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from splitplan.catalogs.links import Link
+from splitplan.planner.latency.build import ByIdentity
 from splitplan.planner.latency.operations import OpSource
 from splitplan.profiler.profile import Timed
 from splitplan.profiler.tables.collectives import modelled
@@ -76,10 +77,14 @@ def _sum(one: Timed, other: Timed) -> Timed:
     return Timed(one.seconds + other.seconds, np.maximum(one.basis, other.basis))
 
 
-@lru_cache(maxsize=64)
-def spanning_ops(ops: Any, node_gpus: int, network: Link, node_nics: int | None = None) -> OpSource:
+def spanning_ops(ops: OpSource, node_gpus: int, network: Link, node_nics: int | None = None) -> OpSource:
     """Op times of engines that span nodes of `node_gpus` GPUs with `node_nics` ports (default: one a GPU).
 
     The same arguments give the same object: step tables are cached by it.
     """
-    return SpanningOps(ops, node_gpus, network, node_gpus if node_nics is None else node_nics)
+    return _spanning(ByIdentity(ops), node_gpus, network, node_gpus if node_nics is None else node_nics)
+
+
+@lru_cache(maxsize=64)
+def _spanning(source: ByIdentity, node_gpus: int, network: Link, node_nics: int) -> OpSource:
+    return SpanningOps(source.ops, node_gpus, network, node_nics)
