@@ -40,7 +40,9 @@ REQUESTS_PER_USER = 10
 """Requests of a closed loop whose source states none: ten rounds, as the common sweeps do."""
 
 FEWEST_REQUESTS, MOST_REQUESTS = 40, 3000
-OFFLINE_REQUESTS = 2000
+OFFLINE_REQUESTS, MOST_OFFLINE_REQUESTS = 2000, 12_000
+STEADY_S, MOST_STEADY_REQUESTS = 300.0, 12_000
+"""Seconds of arrivals at a rate whose source states no number of requests: what builds up, builds up by then."""
 
 MOST_ENGINES = 32
 """Engines of one row that are simulated side by side; of more, one is, with its part of the load."""
@@ -49,8 +51,12 @@ IN_HOUSE_LEAST_BUDGET = 2048
 """Chunk budget of NVIDIA's in-house sweeps: the prompt length, at least this. Not stated by the source but read off its
 TTFT, which with three engines follows this budget and no fixed one (docs/accuracy.md)."""
 
+CHAT_DATASETS = re.compile(r"sharegpt|open[ -]?orca|lmsys|wildchat", re.IGNORECASE)
 SHAREGPT_SIGMA = (1.1, 0.9)
 """Spread of the logarithms of ShareGPT's prompt and answer lengths."""
+
+LONGEST_CHAT_TOKENS = 1024
+"""Of a prompt, and of an answer: benchmarks leave longer ones out (vLLM of ShareGPT, MLPerf of OpenOrca)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,7 @@ def predict(point: Point, setup: Setup, overhead: EngineOverhead) -> Prediction:
     together = point.mode.startswith("online") and engines <= MOST_ENGINES
     point = point if together else _load_of_one(point, engines)
     step = setup_step_model(point, setup, overhead)
-    requests = make_requests(point)
+    requests = make_requests(point, 1 if together else engines)
     reserve = int(requests.output_tokens.mean()) if setup.generation.reserves_output else 0
     instance = replace(serving_instance(point, setup, step), reserve_output_tokens=reserve)
     deployment = Deployment(instances=(instance,) * (engines if together else 1))
@@ -209,9 +215,12 @@ def serving_mode(point: Point, num_requests: int) -> tuple[Literal["open", "burs
     return "burst", 0
 
 
-def make_requests(point: Point) -> Requests:
-    """The requests a benchmark of this point sends; lengths as its source describes them, under a fixed seed."""
-    count = _num_requests(point)
+def make_requests(point: Point, engines: int = 1) -> Requests:
+    """The requests a benchmark of this point sends; lengths as its source describes them, under a fixed seed.
+
+    Of a number of requests that a source states, one of `engines` gets its part.
+    """
+    count = _num_requests(point, engines)
     rng = np.random.default_rng(SEED)
     inputs, outputs = _lengths(point, count, rng)
     arrival_s = np.zeros(count)
@@ -221,14 +230,17 @@ def make_requests(point: Point) -> Requests:
     return Requests(arrival_s, inputs, outputs, zeros, zeros)
 
 
-def _num_requests(point: Point) -> int:
+def _num_requests(point: Point, engines: int) -> int:
     if point.mode == "static-batch":
         return point.concurrency or 1
-    stated = re.search(r"\b(\d[\d,]*) (?:requests|prompts)\b", point.notes)
+    most = MOST_OFFLINE_REQUESTS if point.mode == "offline" else MOST_REQUESTS
+    stated = re.search(r"\b(\d[\d,]*) (?:requests|prompts|samples)\b", point.notes)
     if stated:
-        return min(MOST_REQUESTS, max(int(stated.group(1).replace(",", "")), 1))
+        return min(most, max(math.ceil(int(stated.group(1).replace(",", "")) / engines), 1))
     if point.mode == "offline":
-        return OFFLINE_REQUESTS
+        return most if CHAT_DATASETS.search(point.notes) else OFFLINE_REQUESTS
+    if point.mode == "online-rate" and point.rate_req_per_s and math.isfinite(point.rate_req_per_s):
+        return min(max(math.ceil(STEADY_S * point.rate_req_per_s), FEWEST_REQUESTS), MOST_STEADY_REQUESTS)
     users = point.concurrency or 32
     return min(max(REQUESTS_PER_USER * users, FEWEST_REQUESTS), max(MOST_REQUESTS, 2 * users))
 
@@ -237,12 +249,18 @@ def _lengths(point: Point, count: int, rng: np.random.Generator) -> tuple[IntArr
     means = (point.input_tokens, point.output_tokens)
     if re.search(r"0\.8-1\.0", point.notes):
         drawn = [mean * rng.uniform(0.8, 1.0, count) for mean in means]
-    elif "sharegpt" in point.notes.lower():
-        drawn = []
-        for mean, sigma in zip(means, SHAREGPT_SIGMA, strict=True):
-            sample = rng.lognormal(0.0, sigma, count)
-            drawn.append(sample / sample.mean() * mean)
+    elif CHAT_DATASETS.search(point.notes):
+        samples = [rng.lognormal(0.0, sigma, count) for sigma in SHAREGPT_SIGMA]
+        drawn = [_cut(sample, mean) for sample, mean in zip(samples, means, strict=True)]
     else:
         drawn = [np.full(count, mean) for mean in means]
     inputs, outputs = (np.maximum(1, np.round(values)).astype(np.int64) for values in drawn)
     return inputs, outputs
+
+
+def _cut(sample: FloatArray, mean: float) -> FloatArray:
+    """The sample scaled to a mean, with nothing longer than benchmarks take (or than three means of longer chats)."""
+    longest = max(LONGEST_CHAT_TOKENS, 3.0 * mean)
+    for _ in range(10):  # what is cut off makes the rest longer
+        sample = np.minimum(sample * (mean / sample.mean()), longest)
+    return sample

@@ -159,3 +159,41 @@ def test_experts_of_data_parallel_ranks_see_the_tokens_of_all() -> None:
     assert shared["expert all-to-all"] > 0
     assert "expert all-to-all" not in tensor
     assert "all-reduce" not in shared
+
+
+def test_chats_are_cut_as_benchmarks_cut_them(tmp_path: Path) -> None:
+    """No prompt and no answer beyond 1,024 tokens, and the stated means kept; long chats keep their means too."""
+    chat = make_requests(point(tmp_path, mode="offline", notes="ShareGPT 3000 prompts", isl=217, osl=201))
+    assert max(chat.input_tokens.max(), chat.output_tokens.max()) <= 1024
+    assert chat.input_tokens.mean() == pytest.approx(217, rel=0.02)
+    assert chat.output_tokens.mean() == pytest.approx(201, rel=0.02)
+    long = make_requests(point(tmp_path, mode="offline", notes="OpenOrca 3000 samples", isl=4000, osl=900))
+    assert long.input_tokens.mean() == pytest.approx(4000, rel=0.02)
+
+
+def test_an_open_loop_runs_until_what_builds_up_has_built_up(tmp_path: Path) -> None:
+    """Five minutes of arrivals where a source states no number, and an engine's part of the number that it states."""
+    row = point(tmp_path, mode="online-rate", request_rate=4)
+    assert len(make_requests(row)) == 1200
+    assert make_requests(row).arrival_s[-1] == pytest.approx(300, rel=0.1)
+    assert len(make_requests(point(tmp_path, mode="offline", notes="24576 samples"), engines=8)) == 3072
+
+
+def test_the_tail_of_a_chat_is_a_small_part_of_a_long_run(tmp_path: Path) -> None:
+    """Llama-2-70B in FP8 on H200, answers of very different lengths: of a few hundred the longest decides the end."""
+    cells: dict[str, object] = {
+        "gpu": "H200-SXM-141GB",
+        "engine": "tensorrt-llm",
+        "engine_version": "",
+        "date": "2024-08",
+        "mode": "offline",
+        "model": "llama2-70b",
+        "dtype": "fp8",
+        "isl": 155,
+        "osl": 294,
+    }
+    long = predicted(tmp_path, **cells, notes="OpenOrca").output_tokens_per_s
+    few = predicted(tmp_path, **cells, notes="OpenOrca 500 samples").output_tokens_per_s
+    equal = predicted(tmp_path, **cells).output_tokens_per_s
+    assert long > 1.2 * few
+    assert long == pytest.approx(equal, rel=0.25)
