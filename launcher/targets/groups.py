@@ -73,11 +73,14 @@ def render_disaggregated_set(
 ) -> dict[str, str]:
     """One DisaggregatedSet: a slice for each rack where racks are alike and no route leaves them, else one slice."""
     options = options or KubernetesOptions()
-    check_image(engine.image)
     if engine.name != "vllm":
         raise LaunchError(
-            Problem(f"a DisaggregatedSet needs a router that finds pods by label; none is known for {engine.name}")
+            Problem(
+                f"a DisaggregatedSet needs a router that finds pods by label; none is known for {engine.name}",
+                next_step="--engine vllm, or --target lws",
+            )
         )
+    check_image(engine.image)
     roles = {pool.role for pool in cluster.plan.pools}
     if roles != {"prefill", "decode"}:
         raise LaunchError(

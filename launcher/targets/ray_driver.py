@@ -16,6 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
+# a module beside this script is called ray, too
+
 NAMESPACE = "splitplan"
 CALL_S = 60.0
 
@@ -215,8 +218,10 @@ def main() -> int:
     commands = {"nodes": nodes, "start": start, "look": look, "tail": tail, "stop": stop}
     request = json.load(sys.stdin)
     stdout, sys.stdout = sys.stdout, sys.stderr  # Ray talks on stdout
+    host = str(request["address"]).rpartition(":")[0]
+    own = {"_node_ip_address": host} if host.startswith("127.") else {}  # else it looks for a raylet at another address
     try:
-        ray.init(address=request["address"], namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=request["address"], namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **own)
     except (ConnectionError, ValueError, RuntimeError) as error:
         stdout.write(json.dumps({"unreachable": str(error)}))
         return 0

@@ -171,8 +171,12 @@ class RayTarget:
 def render(cluster: Cluster, engine: EngineAdapter) -> dict[str, str]:
     """`placement.json`: bundles, label selectors (by the planned nodes' labels) and processes, as Ray gets them."""
     bundles = bundles_of(cluster, engine)
-    labelled = [RayNode(host, "", host, {NODE_LABEL: host}, {}, {}) for host in dict.fromkeys(b.host for b in bundles)]
-    request = placement(cluster.name, bundles, labelled)
+    gpus = {bundle.host: bundle.gpu for bundle in sorted(bundles, key=lambda each: each.gpu)}  # a router has none
+    labels = {
+        host: {NODE_LABEL: host, **({ACCELERATOR_LABEL: accelerator(gpu)} if gpu else {})} for host, gpu in gpus.items()
+    }
+    nodes = [RayNode(host, "", host, found, {}, {}) for host, found in labels.items()]
+    request = placement(cluster.name, bundles, nodes)
     return {"placement.json": json.dumps(request, indent=2, ensure_ascii=False) + "\n"}
 
 
