@@ -6,12 +6,13 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from splitplan.catalogs.errors import LaunchError, Problem, UsageError
+from splitplan.launcher.expected import expected_ms
 from splitplan.launcher.lifecycle import reached
 from splitplan.launcher.loadtest import Served, replay
 from splitplan.launcher.state import require_state
@@ -48,6 +49,7 @@ class BenchReport:
     mean_output_tokens: float
     planned_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     planned_attainment: float | None = None
+    simulated_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of these very requests; {}: unknown
 
 
 def bench(
@@ -76,7 +78,11 @@ def bench(
     requests = sample(source, max(1, round(source.rate_req_per_s * duration_s)), seed)
     with nullcontext(where) if plan is None else _front_door(where) as url:
         served = replay(url, model, requests, seed=seed, progress=progress)
-    return summarise(served, requests, parse_slo(slo) if slo else None, plan)
+    report = summarise(served, requests, parse_slo(slo) if slo else None, plan)
+    if plan is None:
+        return report
+    running = {process.instance for process in require_state(where).processes if process.instance}
+    return replace(report, simulated_ms=expected_ms(plan, requests, running))
 
 
 @contextmanager
@@ -113,18 +119,19 @@ def summarise(served: Sequence[Served], requests: Requests, slo: Slo | None, pla
     )
 
 
-def rows(report: BenchReport) -> list[tuple[str, str, str]]:
-    """(latency, planned, served) for a table: TTFT, TPOT, ITL and E2E at mean, p50, p90 and p99."""
+def rows(report: BenchReport) -> list[tuple[str, str, str, str]]:
+    """(latency, planned, simulated, served) for a table: TTFT, TPOT, ITL and E2E at mean, p50, p90 and p99."""
     table = []
     for metric in METRICS:
         for statistic in ("mean", "p50", "p90", "p99"):
             served = report.measured_ms.get(metric, {}).get(statistic)
             planned = report.planned_ms.get(metric, {}).get(statistic)
+            simulated = report.simulated_ms.get(metric, {}).get(statistic)
             if served is not None:
-                table.append((f"{metric.upper()} {statistic}", _ms(planned), _ms(served)))
+                table.append((f"{metric.upper()} {statistic}", _ms(planned), _ms(simulated), _ms(served)))
     if report.attainment is not None:
         planned = report.planned_attainment
-        table.append(("all targets met", "" if planned is None else f"{planned:.1%}", f"{report.attainment:.1%}"))
+        table.append(("all targets met", "" if planned is None else f"{planned:.1%}", "", f"{report.attainment:.1%}"))
     return table
 
 

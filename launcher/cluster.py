@@ -170,6 +170,17 @@ class PortBook:
         return port
 
 
+def per_gpu(text: str, gpu: str) -> str:
+    """The value for a GPU type of an option that may name one for each: "mlx5_0:1", or "h100-sxm=mlx5_0:1;l40s=eth0".
+
+    "" where the types are named and this one is not.
+    """
+    if "=" not in text:
+        return text
+    named = dict(part.strip().split("=", 1) for part in text.split(";") if "=" in part)
+    return named.get(gpu, "")
+
+
 def in_url(address: str) -> str:
     """An address as URLs write it: IPv6 in brackets."""
     return f"[{address}]" if ":" in address and not address.startswith("[") else address
@@ -279,6 +290,10 @@ def _host_places(plan: Plan, addresses: Mapping[str, str]) -> dict[str, HostPlac
 def _router_host(plan: Plan, hosts: Mapping[str, HostPlace], wanted: str) -> HostPlace:
     if wanted in hosts:
         return hosts[wanted]
+    if wanted and not _is_address(wanted):
+        raise LaunchError(
+            Problem(f"router host {shorten(wanted)!r} is no address", expected="a host name or an IP address")
+        )
     if wanted:
         return HostPlace(wanted, "", wanted)
     by_role = {pool.role: pool for pool in reversed(plan.pools)}

@@ -71,13 +71,13 @@ def _fleet_hash(plan: Plan, folder: Path) -> str:
     from splitplan.planner.spec.fleet import load_fleet
 
     kind = plan.inputs.options.get("price_kind", "on_demand")
-    return load_fleet(_resolved(plan.inputs.fleet, folder), price_kind=kind).content_hash
+    return load_fleet(resolved(plan.inputs.fleet, folder), price_kind=kind).content_hash
 
 
 def _model_hash(plan: Plan, folder: Path) -> str:
     from splitplan.catalogs.models import find_model
 
-    return find_model(_resolved(plan.inputs.model, folder)).content_hash
+    return find_model(resolved(plan.inputs.model, folder)).content_hash
 
 
 def _given_profiles(plan: Plan, folder: Path) -> dict[str, str]:
@@ -85,7 +85,7 @@ def _given_profiles(plan: Plan, folder: Path) -> dict[str, str]:
     from splitplan.profiler.store import load_profile
 
     paths = [part for part in plan.inputs.options.get("profiles", "").split("|") if part]
-    profiles = [load_profile(Path(_resolved(path, folder))) for path in paths]
+    profiles = [load_profile(Path(resolved(path, folder))) for path in paths]
     return {profile.gpu: profile.content_hash for profile in profiles}
 
 
@@ -99,6 +99,7 @@ def _shipped_profile_hash(plan: Plan, gpu: str) -> str:
         return ""
 
 
-def _resolved(name: str, folder: Path) -> str:
+def resolved(name: str, folder: Path) -> str:
+    """A path named in a plan: as it is, else relative to the plan's own folder."""
     beside = folder / name
     return str(beside) if not Path(name).exists() and beside.exists() else name

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from splitplan.catalogs.engines import find_engine
 from splitplan.catalogs.errors import Problem
-from splitplan.launcher.cluster import Cluster, Member, RouterPlace
+from splitplan.launcher.cluster import Cluster, Member, RouterPlace, per_gpu
 
 Comparison = Literal["alone", "twice", "none"]
 """With one instance's own answer; with a second answer across (where instances do not answer alone); not at all."""
@@ -98,6 +98,11 @@ def stage_environment(member: Member, engine: str) -> dict[str, str]:
         return {}
     variable = find_engine(engine).stage_layers
     return {variable: ",".join(str(stage.layers) for stage in member.pool.stages)} if variable else {}
+
+
+def net_devices(member: Member, options: EngineOptions) -> str:
+    """NICs for KV transfer: the node's own label, else the option for its GPU type; "" to let UCX choose."""
+    return member.host.labels.get("ucx_net_devices") or per_gpu(options.ucx_net_devices, member.gpu)
 
 
 def routed_roles(cluster: Cluster, place: RouterPlace) -> tuple[Sequence[Member], Sequence[Member], Sequence[Member]]:

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 
 from splitplan.catalogs.errors import Problem, shorten
 from splitplan.launcher.cluster import Cluster, Member, RouterPlace, load_policy
-from splitplan.launcher.engines.base import Command, Comparison, EngineOptions, routed_roles, stage_environment
+from splitplan.launcher.engines.base import (
+    Command,
+    Comparison,
+    EngineOptions,
+    net_devices,
+    routed_roles,
+    stage_environment,
+)
 from splitplan.launcher.engines.vllm import FLOAT_DTYPES, checkpoint_problems, quantization
 from splitplan.launcher.inventory import check_options, find_version
 
@@ -99,7 +106,7 @@ class SglangEngine:
         options = ["--disaggregation-mode", member.pool.role, "--disaggregation-transfer-backend", backend]
         if member.pool.role == "prefill":
             options += ["--disaggregation-bootstrap-port", str(member.ports.bootstrap)]
-        devices = member.host.labels.get("ucx_net_devices") or self.options.ucx_net_devices
+        devices = net_devices(member, self.options)
         if devices:
             options += ["--disaggregation-ib-device", devices.partition(":")[0]]
         return tuple(options)

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 
 from splitplan.catalogs.errors import Problem, shorten
 from splitplan.launcher.cluster import Cluster, Member, RouterPlace, load_policy
-from splitplan.launcher.engines.base import Command, Comparison, EngineOptions, routed_roles, stage_environment
+from splitplan.launcher.engines.base import (
+    Command,
+    Comparison,
+    EngineOptions,
+    net_devices,
+    routed_roles,
+    stage_environment,
+)
 from splitplan.launcher.inventory import check_options, find_version
 
 CONNECTORS = {
@@ -169,7 +176,7 @@ class VllmEngine:
         if member.pool.role != "colocated":
             env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = member.host.address
             env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(member.ports.side_channel)
-        devices = member.host.labels.get("ucx_net_devices") or self.options.ucx_net_devices
+        devices = net_devices(member, self.options)
         if devices:
             env["UCX_NET_DEVICES"] = devices
         return env

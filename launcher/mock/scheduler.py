@@ -68,6 +68,7 @@ class Scheduler:
         self._wake = asyncio.Event()
         self._between: asyncio.Event | None = None  # set at the end of a step, for those who wait for it
         self._stage_free_s = [0.0] * num_stages
+        self._arrived_s = 0.0  # of the latest sequence: no step that may hold it began before
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether the KV cache could hold this sequence alone."""
@@ -76,6 +77,7 @@ class Scheduler:
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         self.waiting.append(sequence)
+        self._arrived_s = asyncio.get_running_loop().time()
         self._wake.set()
 
     async def boundary(self) -> None:
@@ -98,7 +100,7 @@ class Scheduler:
                 free_s = max(free_s, loop.time())
                 continue
             now_s = loop.time()
-            start_s = free_s if now_s - free_s < LATE_S else now_s
+            start_s = max(free_s, self._arrived_s) if now_s - free_s < LATE_S else now_s
             finish_s = self._pass_stages(start_s, self._stage_seconds(decoding, chunks))
             free_s = self._stage_free_s[0]
             finished = self._begin(chunks)

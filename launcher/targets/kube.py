@@ -85,7 +85,7 @@ class KubernetesTarget:
         placed, groups = kubernetes.in_pods(cluster)
         members = [member for group in groups for member in group.members]
         found = [_pod_process(member, namespace, engine) for member in members]
-        found += [_router_process(place, namespace, engine) for place in placed.routers]
+        found += [_router_process(place, placed.name, namespace, engine) for place in placed.routers]
         endpoints = tuple(each.url for each in found if each.role == "router")
         state = replace(state, processes=tuple(found), endpoints=endpoints, extra=extra)
         save(state)  # before the first object is there: deleting what was never made is no error
@@ -196,10 +196,10 @@ def _pod_process(member: Member, namespace: str, engine: EngineAdapter) -> Proce
     )
 
 
-def _router_process(place: RouterPlace, namespace: str, engine: EngineAdapter) -> Process:
+def _router_process(place: RouterPlace, cluster: str, namespace: str, engine: EngineAdapter) -> Process:
     name = place.host.name
+    title = name.removeprefix(f"{cluster}-")  # "router", "router-colocated", …
     url = f"http://{name}.{namespace}.svc:{place.port}"
-    title = "router-colocated" if name.endswith("-router-colocated") else "router"
     return Process(title, "router", "", "", "", url, f"{url}{engine.router_ready_path}", "", job=name)
 
 

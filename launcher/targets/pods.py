@@ -11,7 +11,7 @@ import yaml
 
 from splitplan.catalogs.errors import InputError, LaunchError, Problem, UnknownNameError, shorten
 from splitplan.catalogs.gpus import find_gpu
-from splitplan.launcher.cluster import Cluster, Member, Ports
+from splitplan.launcher.cluster import Cluster, Member, Ports, per_gpu
 from splitplan.launcher.engines.base import Command, EngineAdapter
 from splitplan.launcher.naming import dns_label, label_value
 
@@ -163,8 +163,9 @@ def device_resources(member: Member, options: KubernetesOptions) -> Manifest:
     """GPUs and, for a side of a pair, an RDMA device; CPU and memory as requests."""
     gpus = len(member.gpu_indices)
     devices = {gpu_resource(member.gpu): str(gpus)}
-    if options.rdma_resource and member.pool.role != "colocated":
-        devices[options.rdma_resource] = "1"
+    rdma = member.host.labels.get("rdma_resource") or per_gpu(options.rdma_resource, member.gpu)
+    if rdma and member.pool.role != "colocated":
+        devices[rdma] = "1"
     requests = {"cpu": str(CPUS_PER_GPU * gpus), "memory": f"{MEMORY_GIB_PER_GPU * gpus}Gi", **devices}
     return {"requests": requests, "limits": devices}
 

@@ -28,7 +28,7 @@ def nodes(_: dict[str, Any]) -> dict[str, Any]:
     import ray
     from ray._private.state import state as cluster_state
 
-    free = cluster_state._available_resources_per_node()  # no public call tells it by node
+    free = cluster_state.available_resources_per_node()  # no public call tells it by node
     found = [
         {
             "id": node["NodeID"],
@@ -218,10 +218,8 @@ def main() -> int:
     commands = {"nodes": nodes, "start": start, "look": look, "tail": tail, "stop": stop}
     request = json.load(sys.stdin)
     stdout, sys.stdout = sys.stdout, sys.stderr  # Ray talks on stdout
-    host = str(request["address"]).rpartition(":")[0]
-    own = {"_node_ip_address": host} if host.startswith("127.") else {}  # else it looks for a raylet at another address
     try:
-        ray.init(address=request["address"], namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **own)
+        ray.init(address=request["address"], namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
         stdout.write(json.dumps({"unreachable": str(error)}))
         return 0

@@ -6,6 +6,7 @@ heterogeneous job leaves it empty on 22.05). Slurm chooses which GPUs of a node 
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import time
@@ -14,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from splitplan.catalogs.errors import LaunchError, Problem, shorten
+from splitplan.catalogs.errors import LaunchError, Problem, UsageError, shorten
 from splitplan.launcher.cluster import Cluster, HostPlace
 from splitplan.launcher.engines.base import Command, EngineAdapter
 from splitplan.launcher.files import write_file
@@ -48,6 +49,7 @@ def render(cluster: Cluster, engine: EngineAdapter, options: SlurmOptions | None
 
 def script(cluster: Cluster, engine: EngineAdapter, options: SlurmOptions, log_pattern: str) -> str:
     """The batch script; `log_pattern` holds one %s for the name of a process."""
+    _check_time_limit(options.time_limit)
     services = services_by_host(cluster, engine)
     lines = ["#!/bin/bash"]
     for number, place in enumerate(cluster.hosts):
@@ -111,6 +113,13 @@ def _without_visibility(command: Command) -> list[str]:
 
 def _gres_type(gpu: str, place: HostPlace) -> str:
     return place.labels.get(GRES_LABEL) or gpu.partition("-")[0]
+
+
+def _check_time_limit(text: str) -> None:
+    """UsageError for what sbatch would not read as a time."""
+    if text and not re.fullmatch(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE", text, re.ASCII):
+        expected = "MINUTES, HOURS:MINUTES:SECONDS, DAYS-HOURS or UNLIMITED"
+        raise UsageError(Problem(f"{shorten(text)!r} is no time limit", expected=expected))
 
 
 def _check_word(word: str) -> None:

@@ -78,9 +78,11 @@ def print_bench(report: BenchReport, *, title: str = "") -> None:
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     table.add_column("latency")
     table.add_column("planned", justify="right")
+    if report.simulated_ms:
+        table.add_column("these requests", justify="right")
     table.add_column("served", justify="right")
-    for row in rows(report):
-        table.add_row(*row)
+    for latency, planned, simulated, served in rows(report):
+        table.add_row(latency, planned, *([simulated] if report.simulated_ms else []), served)
     console = stdout_console()
     console.print(table)
     console.print(
@@ -88,5 +90,9 @@ def print_bench(report: BenchReport, *, title: str = "") -> None:
         f"{report.output_tokens_per_s:,.0f} output tokens/s; client at most {report.max_lag_ms:.0f} ms late. "
         f"{TPOT_DEFINITION}."
     )
+    if report.simulated_ms:
+        console.print(
+            "planned: in the long run; these requests: the simulator's answer on the very ones that were sent."
+        )
     for error in report.errors:
         note(f"failed: {error}")

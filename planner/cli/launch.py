@@ -28,12 +28,12 @@ CheckpointDtypeOption = Annotated[str, typer.Option(help="What the weights at --
 ServedNameOption = Annotated[str, typer.Option(help="Model name that clients send; default: the plan's.")]
 RouterHostOption = Annotated[str, typer.Option(help="Host of the router; default: the first decode host.")]
 BasePortOption = Annotated[int, typer.Option(min=0, max=60000, help="Take all ports from here up.")]
-UcxNetDevicesOption = Annotated[str, typer.Option(help="NICs for KV transfer, for instance mlx5_0:1.")]
+UcxNetDevicesOption = Annotated[str, typer.Option(help="NICs for KV transfer: mlx5_0:1, or GPU=NIC;GPU=NIC.")]
 ImageOption = Annotated[str, typer.Option(help="Engine image, pinned by tag or digest.")]
 RouterImageOption = Annotated[str, typer.Option(help="Router image, pinned by tag or digest.")]
 NamespaceOption = Annotated[str, typer.Option(help="Kubernetes namespace.")]
 ContextOption = Annotated[str, typer.Option(help="Kubernetes: context of the kubeconfig; else its current one.")]
-RdmaResourceOption = Annotated[str, typer.Option(help="Kubernetes RDMA resource; empty for none.")]
+RdmaResourceOption = Annotated[str, typer.Option(help="Kubernetes RDMA resource, or GPU=NAME;GPU=NAME; empty: none.")]
 ModelClaimOption = Annotated[str, typer.Option(help="PersistentVolumeClaim with the weights, seen at /models.")]
 RunAsRootOption = Annotated[bool, typer.Option("--run-as-root", help="For engine images without a user.")]
 GangOption = Annotated[str, typer.Option(help="Kubernetes: volcano or kueue:QUEUE; see also --target grove.")]
@@ -101,6 +101,7 @@ def launch(
 
     Example: planner launch plan.yaml --engine mock
     """
+    from splitplan.launcher.advice import advice
     from splitplan.launcher.inputs import check_inputs
     from splitplan.launcher.render import LaunchOptions
     from splitplan.launcher.targets.pods import KubernetesOptions
@@ -141,6 +142,8 @@ def launch(
     document = load_plan(plan)
     for changed, reason in check_inputs(document, plan, accept=accept_changed or ()).items():
         note(f"launching although the {changed} {reason}")
+    for sentence in advice(document, plan, options):
+        note(f"note: {sentence}")
     if dry_run:
         _write(document, options, output, json=json)
     else:

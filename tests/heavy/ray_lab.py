@@ -11,7 +11,6 @@ import json
 import os
 import sys
 
-ADDRESS = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 * 2**20
 
 
@@ -21,7 +20,7 @@ def main() -> None:
     from ray.cluster_utils import Cluster
 
     stdout, sys.stdout = sys.stdout, sys.stderr
-    common = {"object_store_memory": OBJECT_STORE_BYTES, "node_ip_address": ADDRESS}
+    common = {"object_store_memory": OBJECT_STORE_BYTES}
     head = {**common, "num_cpus": 1, "num_gpus": 0, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     for name, (accelerator, gpus) in json.loads(sys.argv[1]).items():

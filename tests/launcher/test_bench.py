@@ -59,7 +59,7 @@ def test_every_target_counts() -> None:
 
 def test_planned_figures_stand_beside_the_served_ones() -> None:
     report = summarise([served(0.5, 1.5)], requests_at([0]), parse_slo("ttft=1s@p90"), mixed_plan())
-    table = {name: (planned, measured) for name, planned, measured in rows(report)}
+    table = {name: (planned, measured) for name, planned, _, measured in rows(report)}
     assert table["TTFT p50"] == ("120.0 ms", "500.0 ms")
     assert table["all targets met"] == ("99.5%", "100.0%")
     assert table["ITL p50"][0] == ""

@@ -1,6 +1,6 @@
 """Every target's files for one small plan, as they were last looked at; and which target can express which engine.
 
-    python -m tests.launcher.test_golden     writes the files anew, for `git diff` to show what changed
+python -m tests.launcher.test_golden     writes the files anew, for `git diff` to show what changed
 """
 
 from __future__ import annotations
