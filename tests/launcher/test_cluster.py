@@ -91,13 +91,13 @@ def test_colocated_share_is_the_plan_s_else_by_gpus() -> None:
 )
 def test_what_would_stop_the_engine_is_found_before_it_starts(plan: Plan, message: str) -> None:
     with pytest.raises(LaunchError, match=message):
-        preflight.check(place(plan, model_path="m/x", checkpoint_dtype="bf16"), VllmEngine.create())
+        preflight.check(place(plan, model_path="m/x", checkpoint_dtype="bf16"), VllmEngine.create(), "shell")
 
 
 def test_weights_of_a_quantised_checkpoint_are_not_planned_as_16_bit() -> None:
     """The engine would load 8-bit weights where the plan counted 16-bit ones."""
     with pytest.raises(LaunchError, match="stored in fp8"):
-        preflight.check(place(mixed_plan(), model_path="m/x", checkpoint_dtype="fp8"), VllmEngine.create())
+        preflight.check(place(mixed_plan(), model_path="m/x", checkpoint_dtype="fp8"), VllmEngine.create(), "shell")
 
 
 def test_fp8_weights_of_a_16_bit_checkpoint_are_quantised_while_loading() -> None:
