@@ -8,6 +8,7 @@ SplitplanError                    anything below; the command line prints it and
 ├── MissingExtraError             an optional dependency is needed; names the extra (exit 1)
 ├── NoPlanError                   no plan meets the targets; carries the reasons (exit 3)
 ├── SolverError                   the solver stopped without an answer (exit 1)
+│   └── OutOfTimeError            the time that was given is over (exit 1)
 ├── ProfileError                  measuring or importing a profile failed (exit 1)
 └── LaunchError                   rendering or starting a cluster failed (exit 1)
 """
@@ -93,6 +94,10 @@ class NoPlanError(SplitplanError):
 
 class SolverError(SplitplanError):
     """The solver stopped without a usable answer."""
+
+
+class OutOfTimeError(SolverError):
+    """The time that a command was given is over."""
 
 
 class ProfileError(SplitplanError):

@@ -31,7 +31,8 @@ class Candidate:
     def key(self) -> tuple[object, ...]:
         """What tells candidates apart: instances per column and place, and the rate they are asked to serve."""
         places = sorted((item.column, item.location, item.instances) for item in self.solution.placed)
-        return (round(self.solution.rate_scale, 9), *self.around, *places)
+        scales = dict.fromkeys(round(scale, 9) for scale in self.solution.class_scale)
+        return (round(self.solution.rate_scale, 9), *(scales if len(scales) > 1 else ()), *self.around, *places)
 
     @property
     def counts(self) -> tuple[tuple[str, int], ...]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from splitplan.catalogs.errors import SolverError
 from splitplan.catalogs.gpus import find_gpu
 from splitplan.catalogs.links import find_link
 from splitplan.planner.candidates import Candidate
@@ -13,6 +14,7 @@ from splitplan.planner.columns.column import Column
 from splitplan.planner.corrections import Corrections
 from splitplan.planner.inputs import SolveInputs
 from splitplan.planner.plan import Alternative, Host, Plan, Proof
+from splitplan.planner.program.optimum import MOST_HEADROOM
 from splitplan.planner.program.types import Infeasible, ProgramOptions, ProgramSolution
 from splitplan.planner.repair import Outcome, Workshop
 from splitplan.planner.review.explain import Question, binding_sentences
@@ -64,6 +66,7 @@ def emit_plan(study: Study, shop: Workshop, chosen: Outcome, variants: Sequence[
         notes=tuple(
             dict.fromkeys(
                 [
+                    *_cut_short(variants),
                     *_bucket_note(inputs, chosen, variants),
                     *_length_note(inputs),
                     *inputs.slo.notes,
@@ -92,6 +95,12 @@ def _bucket_note(inputs: SolveInputs, chosen: Outcome, variants: Sequence[Varian
         return [f"{where}: no plan passed in which every instance takes prompts of all lengths"]
     gained = abs(best.score - chosen.score) / max(abs(best.score), 1e-12)
     return [f"{where}: {chosen.in_words()} apart, {best.in_words()} together ({gained:.1%} better)"]
+
+
+def _cut_short(variants: Sequence[Variant]) -> list[str]:
+    """What the time limit kept from being searched to its end."""
+    labels = [variant.label or "all together" for variant in variants if variant.outcome.out_of_time]
+    return [f"the time limit cut the search short: {', '.join(labels)}"] if labels else []
 
 
 def _length_note(inputs: SolveInputs) -> list[str]:
@@ -124,9 +133,13 @@ def _learned(chosen: Outcome, variants: Sequence[Variant]) -> Corrections:
 
 def _proof(shop: Workshop, options: ProgramOptions, solution: ProgramSolution, corrections: Corrections) -> Proof:
     """The bound of the open program over the corrected columns, against the chosen plan."""
-    last = shop.solve(options, corrections)
-    best = max if solution.objective == "goodput" else min
-    bound = solution.value if isinstance(last, Infeasible) else best(last.bound, solution.value)
+    goodput = solution.objective == "goodput"
+    best = max if goodput else min
+    try:
+        last = shop.solve(options, corrections)
+        bound = solution.value if isinstance(last, Infeasible) else best(last.bound, solution.value)
+    except SolverError:  # no time left for a proof: what is sure without one
+        bound = MOST_HEADROOM if goodput else 0.0
     gap = 100 * abs(solution.value - bound) / max(abs(solution.value), 1e-12)
     return Proof(
         status="optimal" if gap <= 1e-4 else "feasible",
@@ -202,7 +215,7 @@ def _basis(study: Study, found: Candidate) -> list[str]:
     if any(pool.role == "decode" for pool in found.pools):
         lines.append("KV transfer: link model on catalog figures, not measured on this fleet")
     lines.append("router: assumed to send each request to the least loaded instance")
-    lines.append("prices per GPU-hour: " + ", ".join(_price_text(study, gpu) for gpu in used))
+    lines.append("prices per GPU-hour: " + ", ".join(_price_text(study, found, gpu) for gpu in used))
     return lines
 
 
@@ -223,8 +236,15 @@ def _host_notes(profile: Profile, gpu: str, used: list[Column]) -> list[str]:
     return [f"{gpu}: {note}" for note in notes if note]
 
 
-def _price_text(study: Study, gpu: str) -> str:
-    """`h100-sxm $3.99 (RunPod secure, 2026-11-09)`; addresses of sources stay in the catalog."""
+def _price_text(study: Study, found: Candidate, gpu: str) -> str:
+    """`h100-sxm $3.99 (RunPod secure, 2026-11-09)`, or what is bought at each kind of price where kinds are mixed.
+
+    Addresses of sources stay in the catalog.
+    """
     fleet = study.inputs.fleet
+    bought = [entry for entry in found.solution.bought if entry.gpu == gpu]
+    if len(study.inputs.question.program.price_kinds) > 1 and bought:
+        parts = [f"{entry.num_gpus} at ${entry.usd_per_gpu_hour:g} {entry.kind}" for entry in bought]
+        return f"{gpu} {' and '.join(parts)}"
     source = " ".join(re.sub(r"\s*\[[^\]]*\]", "", fleet.price_sources.get(gpu, "assumed")).split())
     return f"{gpu} ${fleet.usd_per_gpu_hour[gpu]:g} ({source})"

@@ -29,6 +29,7 @@ class Question:
     program: ProgramOptions = field(default_factory=lambda: ProgramOptions(max_kinds=1))
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     price_kind: PriceKind = "on_demand"
+    class_weights: tuple[tuple[str, float], ...] = ()  # (class, worth of one of its requests), for weighted goodput
     profiles: tuple[str, ...] = ()  # files that take the place of shipped profiles
     length_buckets: str = ""  # "auto", a number, or edges in input tokens: see `spec/length_buckets.py`; "": none
     seed: int = 0
@@ -40,6 +41,8 @@ def options_as_text(question: Question) -> dict[str, str]:
     kept = _changed(question.columns, ColumnOptions()) | _changed(question.program, ProgramOptions())
     if question.price_kind != "on_demand":
         kept["price_kind"] = question.price_kind
+    if question.class_weights:
+        kept["class_weights_by_name"] = json.dumps(dict(question.class_weights))
     if question.profiles:
         kept["profiles"] = "|".join(question.profiles)
     if question.length_buckets:
@@ -61,6 +64,7 @@ def question_of(plan: Plan) -> Question:
         program=_restored(ProgramOptions(), kept),
         columns=_restored(ColumnOptions(), kept),
         price_kind=kept.get("price_kind", "on_demand"),  # type: ignore[arg-type]
+        class_weights=tuple(_object_of(kept, "class_weights_by_name").items()),
         profiles=tuple(part for part in kept.get("profiles", "").split("|") if part),
         length_buckets=kept.get("length_buckets", ""),
         seed=inputs.seed,
@@ -75,6 +79,19 @@ def _changed(options: Any, defaults: Any) -> dict[str, str]:
     }
 
 
+def _object_of(kept: Mapping[str, str], name: str) -> dict[str, float]:
+    try:
+        found = json.loads(kept.get(name, "{}"))
+        return {str(key): float(value) for key, value in found.items()}
+    except (ValueError, AttributeError, TypeError):
+        raise InputError(_unreadable(name, kept[name])) from None
+
+
+def _unreadable(name: str, text: str) -> Problem:
+    key = f"inputs.options.{name}"
+    return Problem(f"is {shorten(repr(text))}", "plan", key, "a value as planner solve writes it")
+
+
 def _restored(defaults: OptionsT, kept: Mapping[str, str]) -> OptionsT:
     values: dict[str, Any] = {}
     for item in fields(defaults):
@@ -84,10 +101,7 @@ def _restored(defaults: OptionsT, kept: Mapping[str, str]) -> OptionsT:
         try:
             value = text if isinstance(usual, str) or item.name in WORDS else json.loads(text)
         except ValueError:
-            key = f"inputs.options.{item.name}"
-            raise InputError(
-                Problem(f"is {shorten(repr(text))}", "plan", key, "a value as planner solve writes it")
-            ) from None
+            raise InputError(_unreadable(item.name, text)) from None
         values[item.name] = tuple(value) if isinstance(value, list) else value
     return type(defaults)(**values)
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from splitplan.catalogs.errors import OutOfTimeError
 from splitplan.planner.candidates import Candidate, candidate
 from splitplan.planner.corrections import Corrections
 from splitplan.planner.inputs import SolveInputs
 from splitplan.planner.plan import Verification
-from splitplan.planner.program.reduce import allowed_columns
+from splitplan.planner.program.reduce import allowed_columns, parse_filter
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import Infeasible, ProgramInput, ProgramOptions, ProgramSolution
 from splitplan.planner.verify import Blame, Judge
@@ -36,6 +37,7 @@ class Outcome:
     found: Candidate | None
     verdict: Verification | None
     reasons: tuple[str, ...] = ()
+    out_of_time: bool = False  # the search for it was cut short
     corrections: Corrections = field(default_factory=Corrections)  # under which the program answers with this plan
 
     @property
@@ -65,7 +67,7 @@ class Outcome:
 def score(solution: ProgramSolution) -> float:
     """The objective as something to make small: dollars or watts, or the rate scale with its sign turned."""
     if solution.objective == "goodput":
-        return -solution.rate_scale
+        return -solution.value
     return solution.watts if solution.objective == "power" else solution.usd_per_hour
 
 
@@ -91,9 +93,13 @@ class Workshop:
 
         Where nothing passes, the last plan tried comes back with its verdict.
         """
-        own = self._search(options)
+        try:
+            own = self._search(options)
+        except OutOfTimeError as error:
+            own = Outcome(None, None, (error.problems[0].message,), out_of_time=True)
         known = [outcome for outcome in self.passed if self._allows(options, outcome)]
-        return min([own, *known], key=lambda outcome: outcome.score)
+        best = min([own, *known], key=lambda outcome: outcome.score)
+        return replace(best, out_of_time=own.out_of_time)
 
     def _search(self, options: ProgramOptions) -> Outcome:
         """Solve, judge and correct until a plan passes; it is found from below, so it is about the cheapest."""
@@ -114,10 +120,13 @@ class Workshop:
 
     def _allows(self, options: ProgramOptions, outcome: Outcome) -> bool:
         """Whether a plan that passed uses only what these options allow."""
-        if outcome.found is None or options.require:
+        if outcome.found is None:
             return False
         allowed = {column.name for column in allowed_columns(self.problem.columns, options)}
-        return {item.column for item in outcome.found.solution.placed} <= allowed
+        used = {item.column for item in outcome.found.solution.placed}
+        kinds = [column for column in self.problem.columns if column.name in used]
+        wanted = [parse_filter(text) for text in options.require]
+        return used <= allowed and all(any(each.matches(column) for column in kinds) for each in wanted)
 
     def corrected(self, options: ProgramOptions, corrections: Corrections) -> ProgramInput:
         """The problem with these options and corrected columns."""
@@ -133,12 +142,16 @@ class Workshop:
     def judged(self, trial: Candidate) -> tuple[Verification, Blame]:
         """Screen first; verify in full only what passes the screening."""
         if trial.key not in self.screened:
-            self.screened[trial.key] = self.judge.screen(trial.deployment, trial.solution.rate_scale)
+            self.screened[trial.key] = self.judge.screen(
+                trial.deployment, trial.solution.rate_scale, trial.solution.class_scale
+            )
         screening = self.screened[trial.key]
         if not screening[0].passed and screening[0].attainment.high < self.inputs.slo.attainment:
             return screening  # missed even at the favourable end of its interval: no need to look closer
         if trial.key not in self.verified:
-            self.verified[trial.key] = self.judge.verify(trial.deployment, trial.solution.rate_scale)
+            self.verified[trial.key] = self.judge.verify(
+                trial.deployment, trial.solution.rate_scale, trial.solution.class_scale
+            )
         return self.verified[trial.key]
 
     def tighten(self, trial: Candidate, blame: Blame, corrections: Corrections) -> None:
@@ -161,7 +174,9 @@ class Workshop:
         low, high = 0.0, 1.0
         for _ in range(self.judge.effort.rate_probes):
             middle = (low + high) / 2 if low > 0 else 0.8 * high
-            verdict, blame_here = self.judge.screen(trial.deployment, middle * trial.solution.rate_scale)
+            verdict, blame_here = self.judge.screen(
+                trial.deployment, middle * trial.solution.rate_scale, trial.solution.class_scale
+            )
             if verdict.passed:
                 low = middle
             else:

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from splitplan.catalogs.errors import NoPlanError, Problem
+from splitplan.catalogs.errors import NoPlanError, OutOfTimeError, Problem
 from splitplan.planner.emit import LENGTHS_TOGETHER, Variant, emit_plan
 from splitplan.planner.inputs import SolveInputs, load_inputs
+from splitplan.planner.patience import patience
 from splitplan.planner.plan import Plan
 from splitplan.planner.program.types import ProgramOptions
 from splitplan.planner.question import Question
@@ -19,6 +20,9 @@ from splitplan.planner.verify import Effort, Judge, default_effort
 
 SAME_PERCENT = 1.0
 """Plans this close in cost are alike: step times are not predicted that well, and fewer GPUs are easier to run."""
+
+SEARCH_SHARE = 0.85
+"""Of a time limit, for finding plans; the rest is for the proof."""
 
 Progress = Callable[[str], None]
 
@@ -31,13 +35,31 @@ class Answer:
     inputs: SolveInputs
 
 
-def answer(question: Question, *, effort: Effort | None = None, progress: Progress | None = None) -> Answer:
-    """Find, verify and compare. Raises InputError for bad input and NoPlanError when no plan meets the targets."""
-    return answer_from(load_inputs(question), effort=effort, progress=progress)
+def answer(
+    question: Question,
+    *,
+    effort: Effort | None = None,
+    progress: Progress | None = None,
+    time_limit_s: float | None = None,
+) -> Answer:
+    """Find, verify and compare. With a `time_limit_s` it ends by then, with the best plan that passed so far.
+
+    Raises InputError for bad input, NoPlanError when no plan meets the targets, OutOfTimeError when none was found in
+    time.
+    """
+    with patience(time_limit_s):
+        search_s = None if time_limit_s is None else SEARCH_SHARE * time_limit_s
+        return answer_from(load_inputs(question), effort=effort, progress=progress, search_s=search_s)
 
 
-def answer_from(inputs: SolveInputs, *, effort: Effort | None = None, progress: Progress | None = None) -> Answer:
-    """`answer` to a question whose inputs are loaded."""
+def answer_from(
+    inputs: SolveInputs,
+    *,
+    effort: Effort | None = None,
+    progress: Progress | None = None,
+    search_s: float | None = None,
+) -> Answer:
+    """`answer` to a question whose inputs are loaded; the search for plans ends after `search_s`."""
     say = progress or (lambda _text: None)
     start_s = time.perf_counter()
     study = prepare(inputs)
@@ -46,7 +68,8 @@ def answer_from(inputs: SolveInputs, *, effort: Effort | None = None, progress: 
     if effort.form == "numba" and not is_cached():
         say("compiling the simulator for this machine, once (about half a minute) …")
     shop = Workshop(study.inputs, study.problem, Judge(study.inputs, effort))
-    variants = [_run(shop, label, options, say) for label, options in _variants(study)]
+    with patience(search_s):
+        variants = [_run(shop, label, options, say) for label, options in _variants(study)]
     plan = emit_plan(study, shop, _chosen(study, variants), variants)
     say(f"solved and verified in {_since(start_s)}")
     return Answer(plan, study.inputs)
@@ -77,6 +100,7 @@ def _run(shop: Workshop, label: str, options: ProgramOptions, say: Progress) -> 
     start_s = time.perf_counter()
     outcome = shop.best(options)
     result = outcome.in_words() if outcome.passed else "no plan"
+    result += ", cut short by the time limit" if outcome.out_of_time else ""
     say(f"{label or 'all together'}: {result} ({_since(start_s)})")
     return Variant(label, options, outcome)
 
@@ -89,6 +113,10 @@ def _chosen(study: Study, variants: list[Variant]) -> Outcome:
         best = min(outcome.score for outcome in passed)
         close = [outcome for outcome in passed if outcome.score <= best + abs(best) * SAME_PERCENT / 100]
         return min(close, key=lambda outcome: (_gpus(outcome), outcome.num_prompt_ranges, round(outcome.score, 6)))
+    if any(variant.outcome.out_of_time for variant in variants):
+        seen = f"{sum(not variant.outcome.out_of_time for variant in variants)} of {len(variants)} searches ended"
+        message = f"no plan was found and verified within the time limit; {seen}"
+        raise OutOfTimeError(Problem(message, next_step="raise --time-limit, or ask for less"))
     last = variants[-1].outcome
     reasons = [Problem(reason) for reason in last.reasons]
     if last.verdict is not None:

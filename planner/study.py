@@ -10,7 +10,7 @@ import numpy as np
 
 from splitplan.catalogs.connector_rules import connector_problems
 from splitplan.catalogs.engines import EngineSide
-from splitplan.catalogs.errors import NoPlanError, Problem
+from splitplan.catalogs.errors import NoPlanError, Problem, UsageError, nearest_names, shorten
 from splitplan.planner.classes import ProgramClass, Run, columns_of_runs, program_classes, runs, whole_mix
 from splitplan.planner.columns.build import ColumnSet, build_columns
 from splitplan.planner.columns.cache import cached_columns
@@ -90,7 +90,7 @@ def _program(inputs: SolveInputs, classes: tuple[ProgramClass, ...], columns: li
         rate_req_per_s=inputs.workload.rate_req_per_s * shares,
         kv_bytes_per_request={dtype: tokens * inputs.model.kv_bytes_per_token(dtype) for dtype in kv_dtypes},
         pairs_allowed=_pair_rule(inputs),
-        options=_options(inputs),
+        options=replace(_options(inputs), class_weights=_class_weights(inputs)),
         held=inputs.question.held,
     )
 
@@ -102,6 +102,25 @@ def _options(inputs: SolveInputs) -> ProgramOptions:
         options = replace(options, class_groups=True)
     capped = any(tier.kind == kind and tier.max_gpus is not None for tier in inputs.fleet.price_tiers)
     return replace(options, price_kinds=(kind,)) if capped and not options.price_kinds else options
+
+
+def _class_weights(inputs: SolveInputs) -> tuple[float, ...] | None:
+    """Worth of one request of each class, 1 where the question says nothing; None where it says nothing at all."""
+    given = dict(inputs.question.class_weights)
+    if not given:
+        return None
+    if inputs.question.program.objective != "goodput":
+        raise UsageError(Problem("class weights say what goodput is worth", next_step="add --objective goodput"))
+    if inputs.length_edges:
+        raise UsageError("class weights and length buckets cannot be combined: buckets are classes of their own")
+    names = [item.name for item in inputs.workload.classes]
+    for name in given:
+        if name not in names:
+            near = nearest_names(name, names)
+            hint = f"did you mean {' or '.join(near)}?" if near else ""
+            message = f"workload {inputs.workload.name} has no class '{shorten(name)}'"
+            raise UsageError(Problem(message, expected=f"one of: {', '.join(names)}", next_step=hint))
+    return tuple(given.get(name, 1.0) for name in names)
 
 
 def _pair_rule(inputs: SolveInputs) -> Callable[[Column, Column], bool]:

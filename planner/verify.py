@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitplan.planner.inputs import SolveInputs
+from splitplan.planner.patience import seconds_left
 from splitplan.planner.plan import ClassTarget, ClassVerdict, Estimate, Verification
 from splitplan.planner.simulate.build import Routing
 from splitplan.planner.simulate.compiled import has_numba
@@ -87,18 +88,34 @@ class Judge:
         self.effort = effort
         self._samples: dict[tuple[int, int], Requests] = {}
 
-    def screen(self, deployment: Deployment, rate_scale: float = 1.0) -> tuple[Verification, Blame]:
-        """A short run with one seed, at a multiple of the asked rate: passed or not, and who is to blame."""
-        return self._judge(deployment, self.effort.screen_requests, 1, rate_scale)
+    def screen(
+        self, deployment: Deployment, rate_scale: float = 1.0, class_scale: Sequence[float] = ()
+    ) -> tuple[Verification, Blame]:
+        """A short run with one seed, at a multiple of the asked rate: passed or not, and who is to blame.
 
-    def verify(self, deployment: Deployment, rate_scale: float = 1.0) -> tuple[Verification, Blame]:
+        `class_scale`: multiples by class where they differ; in proportion, so that all together come to `rate_scale`.
+        """
+        return self._judge(deployment, self.effort.screen_requests, 1, rate_scale, class_scale)
+
+    def verify(
+        self, deployment: Deployment, rate_scale: float = 1.0, class_scale: Sequence[float] = ()
+    ) -> tuple[Verification, Blame]:
         """The run that the plan reports."""
-        return self._judge(deployment, self.effort.verify_requests, self.effort.num_seeds, rate_scale)
+        effort = self.effort
+        return self._judge(deployment, effort.verify_requests, effort.num_seeds, rate_scale, class_scale)
 
     def _judge(
-        self, deployment: Deployment, num_requests: int, num_seeds: int, rate_scale: float
+        self,
+        deployment: Deployment,
+        num_requests: int,
+        num_seeds: int,
+        rate_scale: float,
+        class_scale: Sequence[float],
     ) -> tuple[Verification, Blame]:
+        seconds_left()
         samples = [self._sample(num_requests, index) for index in range(num_seeds)]
+        if len(set(class_scale)) > 1:
+            samples = [thinned(requests, class_scale, index) for index, requests in enumerate(samples)]
         if rate_scale != 1.0:
             samples = [replace(requests, arrival_s=requests.arrival_s / rate_scale) for requests in samples]
         options = {"routing": ROUTING, "form": self.effort.form}
@@ -128,6 +145,14 @@ class Judge:
         if key not in self._samples:
             self._samples[key] = sample(self.inputs.workload, num_requests, self.inputs.question.seed + 1 + index)
         return self._samples[key]
+
+
+def thinned(requests: Requests, class_scale: Sequence[float], seed: int) -> Requests:
+    """The same requests with each class made rarer in proportion, the commonest not at all; the rate stays."""
+    share = np.array(class_scale) / max(class_scale)
+    kept = np.random.default_rng(seed).random(len(requests)) < share[requests.class_index]
+    fewer = requests.take(np.flatnonzero(kept))
+    return replace(fewer, arrival_s=fewer.arrival_s * (len(fewer) / len(requests)))
 
 
 def _as_clients_see(run: Run, requests: Requests, inputs: SolveInputs, max_model_len: NDArray[np.int64]) -> Run:

@@ -9,7 +9,7 @@ import sys
 import time
 
 from benchmarks.scale.instance import large_problem
-from splitplan.planner.program.large import Progress
+from splitplan.planner.patience import Progress, patience
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import Infeasible
 
@@ -21,7 +21,8 @@ def main() -> int:
         options.racks, pods=options.pods, uplink_factor=options.uplinks, time_limit_s=options.time_limit
     )
     start = time.perf_counter()
-    answer = solve_program(problem, _print_progress if options.progress else None)
+    with patience(report=_print_progress if options.progress else None):
+        answer = solve_program(problem)
     elapsed_s = time.perf_counter() - start
     if isinstance(answer, Infeasible):
         sys.stderr.write("".join(f"{reason.message}\n" for reason in answer.reasons))
@@ -60,8 +61,8 @@ def _options() -> argparse.Namespace:
 
 
 def _print_progress(progress: Progress) -> None:
-    incumbent = "-" if progress.incumbent is None else f"{progress.incumbent:.6g}"
-    sys.stderr.write(f"{progress.elapsed_s:7.1f} s  {progress.stage:12}  {incumbent} (bound {progress.bound:.6g})\n")
+    incumbent, bound = ("-" if x is None else f"{x:.6g}" for x in (progress.incumbent, progress.bound))
+    sys.stderr.write(f"{progress.elapsed_s:7.1f} s  {progress.stage:12}  {incumbent} (bound {bound})\n")
 
 
 if __name__ == "__main__":

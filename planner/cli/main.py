@@ -1,6 +1,6 @@
 """The `planner` command. Command modules import nothing heavy at the top, so that `--help` stays fast.
 
-Exit codes: 0 a plan was found or the job was done, 1 an error, 2 wrong usage, 3 no plan meets the targets.
+Exit codes: 0 a plan was found or the job was done, 1 an error, 2 wrong usage, 3 no plan meets the targets, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -34,6 +35,7 @@ from splitplan.planner.cli import (
     status,
     workload,
 )
+from splitplan.planner.cli.output import INTERRUPTED
 
 PROBLEM_LIMIT = 20
 
@@ -90,6 +92,8 @@ app.add_typer(catalog.app, name="catalog", rich_help_panel=FACTS)
 def run() -> None:
     """Entry point of the `planner` script: every deliberate error becomes a message on stderr and an exit code."""
     _tame_streams()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         app()
     except SplitplanError as error:
@@ -98,6 +102,9 @@ def run() -> None:
         if len(error.problems) > PROBLEM_LIMIT:
             sys.stderr.write(f"… and {len(error.problems) - PROBLEM_LIMIT} more\n")
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped\n")
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

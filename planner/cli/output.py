@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 JSON_SCHEMA_VERSION = 1
 PIPED_WIDTH = 120
 NARROWEST = 40
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: as a shell reports a process that SIGINT ended."""
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
 

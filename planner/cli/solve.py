@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from splitplan.catalogs.errors import InputError, Problem, UsageError
+from splitplan.catalogs.errors import InputError, Problem, UsageError, nearest_names, shorten
 from splitplan.planner.cli.output import JsonFlag, note, print_json, stdout_console
+from splitplan.planner.cli.progress import SolveProgress
+
+if TYPE_CHECKING:
+    from splitplan.planner.question import PriceKind
+
+DEFAULT_PROGRAM_S = 60.0
+PRICE_KINDS: tuple[PriceKind, ...] = ("on_demand", "reserved", "spot")
 
 
 def solve(
@@ -33,6 +40,9 @@ def solve(
     max_power: Annotated[float | None, typer.Option(min=0, help="Most watts.")] = None,
     pin: Annotated[list[str] | None, typer.Option(help="Only such columns: decode=a100-sxm-80, prefill:tp=2.")] = None,
     forbid: Annotated[list[str] | None, typer.Option(help="No such columns: l40s, colocated:tp=8.")] = None,
+    require: Annotated[
+        list[str] | None, typer.Option(help="At least one such instance: l40s, decode:tp=4; repeatable.")
+    ] = None,
     kinds: Annotated[
         int,
         typer.Option(min=1, help="Most different shapes per role and GPU type."),
@@ -40,7 +50,21 @@ def solve(
     survive: Annotated[
         Literal["", "node", "rack", "power-domain"], typer.Option(help="Serve the load with any one of them gone.")
     ] = "",
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for each program; the gap is shown.")] = 60.0,
+    max_rack_share: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Most of any role's load in one rack, for instance 0.5.")
+    ] = None,
+    whole_classes: Annotated[
+        bool, typer.Option("--whole-classes", help="One kind of instance per stage for each request class.")
+    ] = False,
+    class_weight: Annotated[
+        list[str] | None, typer.Option(help="With goodput: worth of one request of a class, chat=3; repeatable.")
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            min=1, help="Seconds for all of it; the best plan by then is given. Default: 60 for each program."
+        ),
+    ] = None,
     engine: Annotated[str, typer.Option(help="Engine, for instance vllm or vllm@0.32.0.")] = "vllm",
     connector: Annotated[str, typer.Option(help="KV connector; default: the engine's first.")] = "",
     weight_dtype: Annotated[str, typer.Option(help="Default: as the model is published.")] = "",
@@ -49,7 +73,10 @@ def solve(
         float, typer.Option(min=0, max=1, help="Of total GPU memory; 0: the engine's default.")
     ] = 0.0,
     price: Annotated[
-        Literal["on_demand", "reserved", "spot"], typer.Option(help="Which price of the fleet to plan with.")
+        str,
+        typer.Option(
+            help="on_demand, reserved or spot; several, as spot,on_demand, are mixed, the cheapest first up to its cap."
+        ),
     ] = "on_demand",
     length_buckets: Annotated[
         str,
@@ -70,8 +97,12 @@ def solve(
 
     Example: planner solve --model llama-3.1-70b --fleet four-racks --workload azure-conv --rate 24
     --slo ttft=1s@p99,tpot=60ms@p99 -o plan.yaml
+
+    With wishes: --survive node --max-rack-share 0.6 --price spot,on_demand --forbid l40s --require decode=h100-sxm
+    --time-limit 60
     """
     from splitplan.planner.columns.options import ColumnOptions
+    from splitplan.planner.patience import patience
     from splitplan.planner.plan import save_plan
     from splitplan.planner.program.types import ProgramOptions
     from splitplan.planner.question import Question
@@ -84,6 +115,9 @@ def solve(
     for name, limit in (("--budget", budget), ("--max-power", max_power)):
         if limit is not None and not math.isfinite(limit):
             raise UsageError(f"{name} is {limit:g}: leave it out for no limit")
+    kinds_of_price = _kinds_of_price(price)
+    base_kind: PriceKind = "on_demand" if "on_demand" in kinds_of_price else kinds_of_price[0]
+    progress = SolveProgress({"cost": "$/h", "power": "W"}.get(objective, "of the asked rate"))
     program = ProgramOptions(
         objective=objective,
         mode=mode,
@@ -93,7 +127,11 @@ def solve(
         max_power_watts=max_power,
         max_kinds=kinds,
         survive=survive,
-        time_limit_s=time_limit,
+        require=tuple(require or ()),
+        max_share_per_rack=max_rack_share,
+        whole_classes=whole_classes,
+        price_kinds=kinds_of_price if len(kinds_of_price) > 1 else (),
+        time_limit_s=DEFAULT_PROGRAM_S if time_limit is None else min(time_limit, DEFAULT_PROGRAM_S),
     )
     if services is not None:
         from splitplan.planner.cli.solve_services import solve_together
@@ -102,9 +140,10 @@ def solve(
         own = {
             "model": model, "workload": workload, "slo": slo, "rate": rate, "pin": pin, "forbid": forbid,
             "mode": mode != "auto", "engine": engine != "vllm", "connector": connector, "weight-dtype": weight_dtype,
-            "kv-dtype": kv_dtype, "memory-fraction": memory_fraction, "profile": profile,
+            "kv-dtype": kv_dtype, "memory-fraction": memory_fraction, "profile": profile, "class-weight": class_weight,
         }  # fmt: skip
-        solve_together(services, Shared(fleet, program, price, seed), output, own, json=json)
+        with progress, patience(time_limit, progress.report):
+            solve_together(services, Shared(fleet, program, base_kind, seed), output, own, json=json)
         return
     if output is not None and not output.parent.is_dir():
         problem = Problem("no such folder", str(output.parent), next_step=f"mkdir -p {shlex.quote(str(output.parent))}")
@@ -117,12 +156,14 @@ def solve(
         rate_req_per_s=rate,
         program=program,
         columns=ColumnOptions(engine, connector, weight_dtype, kv_dtype, memory_fraction),
-        price_kind=price,
+        price_kind=base_kind,
+        class_weights=_class_weights(class_weight or []),
         profiles=tuple(profile or ()),
         length_buckets=length_buckets,
         seed=seed,
     )
-    found = answer(question, progress=note)
+    with progress, patience(report=progress.report):
+        found = answer(question, progress=progress.note, time_limit_s=time_limit)
     if output is not None:
         save_plan(found.plan, output)
         note(f"plan written to {output}")
@@ -130,3 +171,34 @@ def solve(
         print_json("Plan", found.plan.model_dump(mode="json"))
     else:
         print_plan(stdout_console(), found.plan, found.inputs, saved_as=str(output or ""))
+
+
+def _kinds_of_price(text: str) -> tuple[PriceKind, ...]:
+    """The kinds in "spot,on_demand", in that order, each once. Raises UsageError for others."""
+    found: list[PriceKind] = []
+    for part in text.split(","):
+        kind = next((kind for kind in PRICE_KINDS if kind == part.strip()), None)
+        if kind is None:
+            near = nearest_names(part.strip(), PRICE_KINDS)
+            hint = f"did you mean {' or '.join(near)}?" if near else ""
+            message = f"unknown price kind '{shorten(part.strip())}'"
+            raise UsageError(Problem(message, key="--price", expected=", ".join(PRICE_KINDS), next_step=hint))
+        if kind not in found:
+            found.append(kind)
+    return tuple(found)
+
+
+def _class_weights(texts: list[str]) -> tuple[tuple[str, float], ...]:
+    """("chat", 3.0) of "chat=3". Raises UsageError."""
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        try:
+            weight = float(value)
+        except ValueError:
+            weight = math.nan
+        if not name or not 0 <= weight < math.inf or name in found:
+            message = f"cannot read the class weight '{shorten(text)}'"
+            raise UsageError(Problem(message, key="--class-weight", expected="CLASS=NUMBER, each class once"))
+        found[name] = weight
+    return tuple(found.items())

@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from splitplan.planner.columns.column import Column
+from splitplan.planner.patience import Progress, listener, seconds_left
 from splitplan.planner.program.constraints import GIGABYTE
 from splitplan.planner.program.master import Master, MasterRows, build_master
 from splitplan.planner.program.patterns import Pricing, RackClasses, channels, rack_classes
@@ -40,16 +40,6 @@ CLOSE_ENOUGH = 2e-3
 MOST_ROUNDS = 200
 SMOOTHING = 0.5
 SHORT_PRICE_FACTOR = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a long solve stands."""
-
-    stage: str
-    incumbent: float | None
-    bound: float
-    elapsed_s: float
 
 
 @dataclass(slots=True)
@@ -81,21 +71,20 @@ def can_use_patterns(problem: ProgramInput) -> bool:
     )
 
 
-def solve_large(
-    problem: ProgramInput, columns: tuple[Column, ...], on_progress: Callable[[Progress], None] | None = None
-) -> LargeAnswer | None:
+def solve_large(problem: ProgramInput, columns: tuple[Column, ...]) -> LargeAnswer | None:
     """Plan a large fleet; None when the load cannot be served or time ran out before any plan was found."""
     start = time.monotonic()
-    deadline = start + problem.options.time_limit_s
+    deadline = start + min(problem.options.time_limit_s, seconds_left())
     racks = rack_classes(problem.fleet)
     pricings = [Pricing(problem, columns, shape, rack) for shape, rack in enumerate(racks.shapes)]
     master = _new_master(problem, columns, racks, pricings)
-    rounds, bound = _generate(master, pricings, deadline, start, on_progress)
+    rounds, bound = _generate(master, pricings, deadline, start)
     counts, value = whole_racks(master, columns, deadline)
     if counts is None:
         return None
-    if on_progress:
-        on_progress(Progress("whole racks", value, bound, time.monotonic() - start))
+    tell = listener()
+    if tell:
+        tell(Progress("whole racks", value, bound, time.monotonic() - start))
     return LargeAnswer(counts, value, bound, rounds, len(master.patterns))
 
 
@@ -119,14 +108,13 @@ def _generate(
     pricings: list[Pricing],
     deadline: float,
     start: float,
-    on_progress: Callable[[Progress], None] | None,
 ) -> tuple[int, float]:
     """Rounds of pricing until the master is close to its bound. Returns (rounds, best bound).
 
     Prices are smoothed towards those of the best bound so far (Wentges), which spares most of the detours that early
     prices make; any mixture of valid prices is valid, so each round's bound counts.
     """
-    bound, center = 0.0, None
+    bound, center, tell = 0.0, None, listener()
     for number in range(MOST_ROUNDS):
         rows = build_master(master, 1.0)
         answer = solve_arrays(rows.model)
@@ -139,8 +127,8 @@ def _generate(
         here = used.constant + sum(len(c.racks) * least[n] for n, c in enumerate(master.racks.classes))
         if here > bound or center is None:
             bound, center = max(bound, here), used
-        if on_progress:
-            on_progress(Progress(f"round {number + 1}", answer.objective, bound, time.monotonic() - start))
+        if tell:
+            tell(Progress(f"round {number + 1}", answer.objective, bound, time.monotonic() - start))
         close = answer.objective - bound <= CLOSE_ENOUGH * abs(answer.objective)
         if not added or close or time.monotonic() > deadline:
             return number + 1, bound

@@ -179,7 +179,8 @@ def least(program: Program, *, ties: bool | None = None) -> Optimum | None:
     make = cost_objective if options.objective == "cost" else power_objective
     scaled = make(program, tie_break=options.tie_breaks)
     model = program.model.with_objective(scaled.coefficients)
-    answer = _solve_or_say(model, SolveLimits(options.time_limit_s, options.gap_percent / 100.0, LESS_THAN_ONE_UNIT))
+    gap, unit = options.gap_percent / 100.0, scaled.unit / scaled.weight
+    answer = _solve_or_say(model, SolveLimits(options.time_limit_s, gap, LESS_THAN_ONE_UNIT, unit=unit))
     if answer is None:
         return None
     fixed = integers(program, answer.values)
@@ -204,7 +205,9 @@ def most_goodput(program: Program, *, ties: bool | None = None) -> Optimum | Non
     options, terms = program.problem.options, goodput_objective(program)
     model = elastic(program)
     model.objective, model.maximise = terms, True
-    answer = _solve_or_say(model, SolveLimits(options.time_limit_s, max(1e-7, options.gap_percent / 100.0), 1e-9))
+    answer = _solve_or_say(
+        model, SolveLimits(options.time_limit_s, max(1e-7, options.gap_percent / 100.0), 1e-9, unit=1.0)
+    )
     if answer is None or answer.objective <= TOLERANCE:
         return None
     value, bound = answer.objective, max(answer.objective, answer.bound)

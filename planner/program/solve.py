@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,7 @@ from splitplan.planner.columns.column import Column
 from splitplan.planner.program.build import Program, Service, build_program
 from splitplan.planner.program.constraints import watt_terms
 from splitplan.planner.program.infeasible import explain_infeasible
-from splitplan.planner.program.large import Progress, can_use_patterns, solve_large
+from splitplan.planner.program.large import can_use_patterns, solve_large
 from splitplan.planner.program.linear import LinearModel, Terms
 from splitplan.planner.program.money import purchase, rent_terms, running_instances
 from splitplan.planner.program.objective import goodput_objective, gpu_terms
@@ -46,12 +45,10 @@ BOOKKEEPING = (
 """Rows that only say what is what; they limit nothing by themselves."""
 
 
-def solve_program(
-    problem: ProgramInput, on_progress: Callable[[Progress], None] | None = None
-) -> ProgramSolution | Infeasible:
+def solve_program(problem: ProgramInput) -> ProgramSolution | Infeasible:
     """The best plan for the objective, proven as far as `gap_percent` and `time_limit_s` allow, or why there is none.
 
-    `on_progress` hears of incumbent and bound while a large fleet is planned. Raises InputError for rates or sizes that
+    Within `patience` its listener hears of incumbent and bound. Raises InputError for rates or sizes that
     make no sense and SolverError when time ran out before any plan was found.
     """
     check_input(problem)
@@ -64,7 +61,7 @@ def solve_program(
         if laid_out is not None:
             return _solution(program, laid_out, least_travel(program, laid_out))
     if patterns:
-        solution = _solve_large(problem, columns, on_progress)
+        solution = _solve_large(problem, columns)
         if solution is not None:
             return solution
     program = build_program(problem, columns)
@@ -75,11 +72,9 @@ def solve_program(
     return _solution(program, optimum, least_travel(program, optimum))
 
 
-def _solve_large(
-    problem: ProgramInput, columns: tuple[Column, ...], on_progress: Callable[[Progress], None] | None
-) -> ProgramSolution | None:
+def _solve_large(problem: ProgramInput, columns: tuple[Column, ...]) -> ProgramSolution | None:
     """Rack patterns, then rates and flows on the real racks; None sends the caller to the direct program."""
-    answer = solve_large(problem, columns, on_progress)
+    answer = solve_large(problem, columns)
     if answer is None:
         return None
     program = fixed_program(problem, columns, answer.counts)

@@ -8,7 +8,10 @@ itself. Threads and seed are fixed: the same model gives the same answer, unless
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -19,12 +22,17 @@ import pulp
 from numpy.typing import NDArray
 
 from splitplan.catalogs.errors import Problem, SolverError
+from splitplan.planner.patience import Progress, listener, seconds_left
 from splitplan.planner.program.linear import LinearModel, Sense
 
 RANDOM_SEED = 0
 THREADS = 1
 ALLOW_RESTART = False  # restarts of the root node cost half the time on programs as small as most of ours
 IIS_FROM_LP_WITH_ROWS_FIRST = 2
+LONG_SOLVE_S = 2.0
+"""A solve that takes longer tells how far it is, once in TELL_EVERY_S seconds."""
+TELL_EVERY_S = 1.0
+INFINITE = 1e30
 Status = Literal["optimal", "feasible", "infeasible", "unbounded", "none"]
 
 
@@ -36,6 +44,12 @@ class SolveLimits:
     relative_gap: float = 0.0
     absolute_gap: float = 1e-6
     max_nodes: int | None = None
+    unit: float | None = None  # of the objective in dollars, watts or rate scale, for those who listen; None: untold
+
+    @property
+    def patient_s(self) -> float:
+        """Seconds this solve may take, with what is left of the caller's patience. Raises OutOfTimeError at its end."""
+        return min(self.time_s, seconds_left())
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,32 +84,90 @@ def solve(model: LinearModel, limits: SolveLimits | None = None, *, solver: str 
     options: dict[str, Any] = {"random_seed": RANDOM_SEED, "mip_allow_restart": ALLOW_RESTART}
     if limits.max_nodes is not None:
         options["mip_max_nodes"] = limits.max_nodes
+    watch = Watch(limits.unit)
     highs_solver = pulp.HiGHS(
         msg=False,
         gapRel=limits.relative_gap,
         gapAbs=limits.absolute_gap,
         threads=THREADS,
-        timeLimit=limits.time_s,
+        timeLimit=limits.patient_s,
+        callbackTuple=(watch.hear, None),
+        callbacksToActivate=[highspy.cb.HighsCallbackType.kCallbackMipInterrupt],
         **options,
     )
-    _run(problem, highs_solver)
-    return _answer(problem.solverModel, model, _values(variables, model))
+    watch.run(lambda: _run(problem, highs_solver))
+    return _in_time(_answer(problem.solverModel, model, _values(variables, model)))
 
 
 def solve_arrays(
     model: LinearModel, limits: SolveLimits | None = None, *, start: Sequence[float] | None = None
 ) -> Answer:
     """Solve with HiGHS directly: without the modelling layer, with duals of an LP, from a start point."""
-    highs = _highs(limits or SolveLimits())
+    limits = limits or SolveLimits()
+    highs = _highs(limits)
     highs.passModel(_highs_lp(model))
+    watch = Watch(limits.unit)
+    if model.has_integers:
+        highs.setCallback(watch.hear, None)
+        highs.startCallback(highspy.cb.HighsCallbackType.kCallbackMipInterrupt)
     if start is not None:
         point = highspy.HighsSolution()
         point.col_value = list(start)
         highs.setSolution(point)
-    highs.run()
+    watch.run(highs.run)
     solution = highs.getSolution()
     duals = [] if model.has_integers else [float(dual) for dual in solution.row_dual]
-    return _answer(highs, model, [float(value) for value in solution.col_value], duals)
+    return _in_time(_answer(highs, model, [float(value) for value in solution.col_value], duals))
+
+
+def _in_time(answer: Answer) -> Answer:
+    """The answer; without one because the caller's time is over: OutOfTimeError."""
+    if answer.status == "none":
+        seconds_left()
+    return answer
+
+
+class Watch:
+    """Tells whoever listens how far a solve is, and ends it when the user interrupts: HiGHS does not look by itself."""
+
+    def __init__(self, unit: float | None) -> None:
+        self._report, self._unit = None if unit is None else listener(), unit or 1.0
+        self._start_s, self._told_s = time.monotonic(), 0.0
+        self._interrupted = False
+
+    def run(self, solve: Callable[[], object]) -> None:
+        """Solve; an interrupt on the way stops the solver and is raised afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            solve()
+            return
+        before = signal.getsignal(signal.SIGINT)
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            solve()
+        finally:
+            if before is signal.default_int_handler:
+                signal.signal(signal.SIGINT, before)
+        if self._interrupted:
+            raise KeyboardInterrupt
+
+    def _interrupt(self, _number: int, _frame: object) -> None:
+        self._interrupted = True
+
+    def hear(self, _kind: object, _message: str, out: Any, answer: Any, _data: object) -> None:
+        """What HiGHS calls now and then."""
+        if self._interrupted:
+            answer.user_interrupt = True
+        elapsed_s = time.monotonic() - self._start_s
+        if self._report is not None and elapsed_s >= LONG_SOLVE_S and elapsed_s - self._told_s >= TELL_EVERY_S:
+            self._told_s = elapsed_s
+            self._report(
+                Progress("", self._told(out.mip_primal_bound), self._told(out.mip_dual_bound), round(elapsed_s, 1))
+            )
+
+    def _told(self, value: float) -> float | None:
+        """A figure of HiGHS in people's units; PuLP turns the sign of what is to be made large, ours are positive."""
+        return None if abs(value) >= INFINITE else abs(value) * self._unit
 
 
 def smallest_conflict(model: LinearModel) -> tuple[str, ...]:
@@ -169,7 +241,7 @@ def _highs(limits: SolveLimits) -> Any:
     highs.setOptionValue("threads", THREADS)
     highs.setOptionValue("random_seed", RANDOM_SEED)
     highs.setOptionValue("mip_allow_restart", ALLOW_RESTART)
-    highs.setOptionValue("time_limit", float(limits.time_s))
+    highs.setOptionValue("time_limit", float(limits.patient_s))
     highs.setOptionValue("mip_rel_gap", limits.relative_gap)
     highs.setOptionValue("mip_abs_gap", limits.absolute_gap)
     if limits.max_nodes is not None:
