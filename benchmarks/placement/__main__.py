@@ -1,10 +1,14 @@
-"""`python -m benchmarks.placement`: cost of each search's placement on the same columns, as a Markdown table."""
+"""`python -m benchmarks.placement`: cost and goodput of each search's placement on the same columns, in Markdown.
+
+Cost is that of serving the asked rate; goodput the most that the search's own two kinds of instance serve on the fleet.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from benchmarks.placement.baselines import Choice, all_baselines
+from benchmarks.placement.goodput import all_goodputs
 from splitplan.catalogs.errors import NoPlanError
 from splitplan.planner.inputs import load_inputs
 from splitplan.planner.program.solve import solve_program
@@ -40,6 +44,18 @@ def main() -> None:
             print(_row(name, choice))
         for mode, label in (("disagg", "this program, disaggregated"), ("auto", "this program")):
             print(_own_row(name, label, replace(problem, options=replace(problem.options, mode=mode))))
+    goodputs()
+
+
+def goodputs() -> None:
+    """Print a row per fleet and method: the most requests per second, and what they cost."""
+    print("\n| fleet | method | placement | req/s | $/h |")
+    print("|---|---|---|---|---|")
+    for question in {(question.model, question.fleet): question for question in QUESTIONS}.values():
+        problem = prepare(load_inputs(question)).problem
+        for served in all_goodputs(problem):
+            row = f"{served.method} | {served.placement} | {served.req_per_s:.1f} | {served.usd_per_hour:.2f}"
+            print(f"| {question.model}, {question.fleet} | {row} |")
 
 
 def _row(name: str, choice: Choice) -> str:

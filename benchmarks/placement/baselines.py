@@ -46,7 +46,8 @@ def load(problem: ProgramInput, column: Column) -> float:
     return float(np.dot(column.work_s_per_request[asked], problem.rate_req_per_s[asked]))
 
 
-def _role(problem: ProgramInput, role: str, gpu: str) -> list[Column]:
+def role_columns(problem: ProgramInput, role: str, gpu: str) -> list[Column]:
+    """The columns of a role on one GPU type that serve every class."""
     return [c for c in problem.columns if c.role == role and c.gpu == gpu and math.isfinite(load(problem, c))]
 
 
@@ -65,7 +66,7 @@ def _choice(
 
 def distserve_high(problem: ProgramInput, gpu: str) -> Choice | None:
     """Each stage's best goodput per GPU on one type, whatever the network."""
-    prefill, decode = (_role(problem, role, gpu) for role in ("prefill", "decode"))
+    prefill, decode = (role_columns(problem, role, gpu) for role in ("prefill", "decode"))
     if not prefill or not decode:
         return None
     best_prefill = min(prefill, key=lambda column: load(problem, column) * column.num_gpus)
@@ -81,8 +82,8 @@ def distserve_low(problem: ProgramInput, gpu: str, gpus_per_node: int) -> Choice
     """Pairs with equal stages whose two segments share a node; the best goodput per GPU, replicated."""
     pairs = [
         (prefill, decode)
-        for prefill in _role(problem, "prefill", gpu)
-        for decode in _role(problem, "decode", gpu)
+        for prefill in role_columns(problem, "prefill", gpu)
+        for decode in role_columns(problem, "decode", gpu)
         if prefill.pipeline_parallel == decode.pipeline_parallel
         and prefill.tensor_parallel + decode.tensor_parallel <= gpus_per_node
         and problem.pairs_allowed(prefill, decode)
@@ -109,7 +110,7 @@ def _splitwise_pairs(problem: ProgramInput, gpus_per_node: Mapping[str, int]) ->
         return [
             column
             for gpu, whole in gpus_per_node.items()
-            for column in _role(problem, role, gpu)
+            for column in role_columns(problem, role, gpu)
             if column.tensor_parallel == whole and column.pipeline_parallel == 1
         ]
 

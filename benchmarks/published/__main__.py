@@ -96,6 +96,17 @@ def cluster_designs() -> Iterator[str]:
                 f"Splitwise {title:9} {name:14} published {known!s:4} here {flat:4} req/s on its flat token time, "
                 f"{measured:4} on the measured one, {design.usd_per_hour:.0f} $/h"
             )
+    machine_usd = {kind: 8 * usd for kind, usd in splitwise.USD_PER_GPU_HOUR.items()}
+    for flat in (True, False):
+        rates = splitwise.machine_rates(flat=flat)
+        for title, budget, prices in (
+            ("iso-cost", splitwise.BUDGET_MACHINES * machine_usd["H"], machine_usd),
+            ("iso-power", 70.0, splitwise.POWER_UNITS),
+        ):
+            bought = splitwise.program_design(budget, prices, rates)
+            words = " + ".join(f"{many} {name}" for name, many in bought.machines.items())
+            times = "flat" if flat else "measured"
+            yield f"  this program {title:9} on the {times} token time: {words}, {bought.req_per_s:.0f} req/s promised"
     meets = splitwise.meets_all_nine(splitwise.CODING_70_RPS, 70, flat=True, workload="azure-code")
     fewest = splitwise.fewest_prompt_machines(70, 3)
     yield (

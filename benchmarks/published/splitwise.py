@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
 
+from benchmarks.published.answers import colocated, inventory
+from splitplan.planner.columns.column import ROLES, Role
 from splitplan.planner.latency.step import StepModel
+from splitplan.planner.program.solve import solve_program
+from splitplan.planner.program.types import ProgramInput, ProgramOptions, ProgramSolution
 from splitplan.planner.simulate import Deployment, InstanceSpec, Link, simulate
 from splitplan.planner.simulate.build import Routing
 from splitplan.planner.simulate.goodput import at_rate
@@ -37,7 +41,7 @@ TOKEN_S = {
 KV_BYTES_PER_TOKEN = 4 * 14336 * 70  # 70 layers of MHA, keys and values, FP16
 KV_TOKENS = 70_000  # (8 · 80 GB − 352 GB of weights) / KV_BYTES_PER_TOKEN, roughly
 NIC_BYTES_PER_S = {"A": 200e9, "H": 400e9}  # eight ports of 200 and 400 Gbit/s per DGX
-USD_PER_GPU_HOUR = {"A": 2.21, "H": 4.76}
+USD_PER_GPU_HOUR: dict[str, float] = {"A": 2.21, "H": 4.76}
 BUDGET_MACHINES = 40  # DGX-H100
 
 
@@ -192,3 +196,58 @@ def fewest_prompt_machines(rate_req_per_s: float, tokens: int) -> int:
         else:
             low = middle
     return high
+
+
+POWER_UNITS = {"A": 1.0, "H": 1.75, "cap": 1.225}
+"""Power of a machine where 70 DGX-A100 equal 40 DGX-H100; capped ones run at 70 %."""
+
+
+def per_machine(kind: Kind, role: str, *, flat: bool) -> float:
+    """Requests per second of one machine of a pool of 30, its other stage never short of machines."""
+    design = {
+        "prefill": Design(30, kind, 250, "H"),
+        "decode": Design(250, "H", 30, kind),
+        "colocated": Design(30, kind),
+    }[role]
+    return highest_rate(design, flat=flat, grid=range(4, 400, 4)) / 30
+
+
+@dataclass(frozen=True, slots=True)
+class Bought:
+    """What the program buys with a budget: machines by column, and the rate it promises."""
+
+    machines: dict[str, int]
+    req_per_s: float
+
+
+MachineRates = Mapping[tuple[Kind, Role], float]
+
+
+def machine_rates(*, flat: bool) -> MachineRates:
+    """`per_machine` of both kinds in every role."""
+    kinds: tuple[Kind, Kind] = ("A", "H")
+    return {(kind, role): per_machine(kind, role, flat=flat) for kind in kinds for role in ROLES}
+
+
+def program_design(budget: float, prices: Mapping[str, float], rates: MachineRates) -> Bought:
+    """This program's most goodput for a budget in the units of `prices`, over columns "prefill A", "decode cap", …"""
+    columns = []
+    for name in prices:
+        for (kind, role), rate in rates.items():
+            wanted = kind == "H" and role == "decode" if name == "cap" else kind == name
+            if wanted and rate > 0:
+                columns.append(replace(colocated(name, [1.0 / rate]), name=f"{role} {name}", role=role))
+    problem = ProgramInput(
+        fleet=inventory(dict.fromkeys(prices, 90), prices),
+        columns=tuple(columns),
+        class_names=("conversation",),
+        rate_req_per_s=np.array([1.0]),
+        kv_bytes_per_request={"bf16": np.zeros(1)},
+        options=ProgramOptions(objective="goodput", budget_usd_per_hour=budget),
+    )
+    answer = solve_program(problem)
+    assert isinstance(answer, ProgramSolution), answer
+    machines: dict[str, int] = {}
+    for placed in answer.placed:
+        machines[placed.column] = machines.get(placed.column, 0) + placed.instances
+    return Bought(machines, answer.rate_scale)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.placement.baselines import all_baselines, distserve_high, distserve_low, splitwise
+from benchmarks.placement.goodput import all_goodputs
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import ProgramSolution
 from tests.planner.program.fleets import a_column, a_problem, four_racks, many_columns, same_kv
@@ -67,3 +68,13 @@ def test_the_program_never_pays_more(seed: int) -> None:
     baselines = [choice for choice in all_baselines(problem) if choice.fits]
     assert baselines
     assert all(ours.usd_per_hour <= choice.usd_per_hour + 1e-6 for choice in baselines)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_program_never_serves_less(seed: int) -> None:
+    """On the whole fleet no search serves more than our disaggregated plan, and colocated instances only add to it."""
+    problem = replace(a_problem(four_racks(), many_columns(2, seed), [1.0 + seed, 2.0]), pairs_allowed=same_kv)
+    *baselines, disaggregated, everything = all_goodputs(problem)
+    assert baselines
+    assert all(served.req_per_s <= disaggregated.req_per_s * (1 + 1e-6) for served in baselines)
+    assert everything.req_per_s >= disaggregated.req_per_s * (1 - 1e-6)

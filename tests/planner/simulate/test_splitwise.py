@@ -9,11 +9,23 @@ from benchmarks.published.splitwise import (
     CODING_70_RPS,
     ISO_COST,
     ISO_POWER,
+    POWER_UNITS,
     USD_PER_GPU_HOUR,
     Design,
+    MachineRates,
     iso_cost_a100,
     meets_all_nine,
+    program_design,
 )
+
+RATES: MachineRates = {  # what `machine_rates(flat=True)` finds in the simulator, requests per second of one machine
+    ("A", "prefill"): 2.53,
+    ("A", "decode"): 5.47,
+    ("A", "colocated"): 0.67,
+    ("H", "prefill"): 6.53,
+    ("H", "decode"): 7.87,
+    ("H", "colocated"): 2.67,
+}
 
 
 @pytest.mark.parametrize(
@@ -66,3 +78,21 @@ def test_designs_of_equal_cost_cost_the_same(name: str) -> None:
     assert machines["A"] == iso_cost_a100(machines["H"])
     left = 8 * USD_PER_GPU_HOUR["H"] * BUDGET_MACHINES - design.usd_per_hour
     assert 0 <= left < 8 * USD_PER_GPU_HOUR["A"]
+
+
+def test_the_program_buys_splitwises_own_design_at_equal_power() -> None:
+    """For the power of 70 DGX-A100: 25 H100 prompt machines and 21 capped ones for tokens, which is HHcap: a tie."""
+    bought = program_design(70.0, POWER_UNITS, RATES)
+    assert bought.machines == {"prefill H": 25, "decode cap": 21}
+    assert (ISO_POWER["HHcap"].prompts, ISO_POWER["HHcap"].tokens) == (25, 21)
+
+
+def test_the_program_buys_more_goodput_at_equal_cost() -> None:
+    """H100 prompts and A100 tokens in numbers that no design has: 160 req/s simulated, 140 for AA, the best of them."""
+    prices = {kind: 8 * usd for kind, usd in USD_PER_GPU_HOUR.items()}
+    bought = program_design(BUDGET_MACHINES * prices["H"], prices, RATES)
+    prompts, tokens = bought.machines["prefill H"], bought.machines["decode A"]
+    mixed = Design(prompts, "H", tokens, "A")
+    assert mixed.usd_per_hour <= BUDGET_MACHINES * prices["H"]
+    assert meets_all_nine(mixed, 155, flat=True)
+    assert not any(meets_all_nine(design, 155, flat=True) for design in ISO_COST.values())
