@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from splitplan.catalogs.engine_rules import effective_block_tokens
@@ -20,7 +20,7 @@ from splitplan.planner.question import Question
 from splitplan.planner.review.replay import plan_deployment
 from splitplan.planner.simulate.deployment import Deployment
 from splitplan.planner.solve import solve
-from splitplan.planner.verify import Judge, default_effort
+from splitplan.planner.verify import Effort, Judge, default_effort
 
 LEAST_PROMPT_TOKENS = 8192
 """A prefill or colocated worker takes at least this many tokens a step: vLLM's default on large GPUs."""
@@ -124,13 +124,12 @@ def _routes(pools: Sequence[Pool]) -> tuple[Route, ...]:
 
 
 def sustained(
-    inputs: SolveInputs, deployment: Deployment | None, tolerance: float = 0.02, requests: int = 4_000
+    inputs: SolveInputs, deployment: Deployment | None, tolerance: float = 0.02, effort: Effort | None = None
 ) -> float:
     """Requests per second at which the targets still hold, by bisection on the same requests; 0 when it cannot run."""
     if deployment is None:
         return 0.0
-    effort = replace(default_effort(), screen_requests=requests)
-    judge, asked = Judge(inputs, effort), inputs.workload.rate_req_per_s
+    judge, asked = Judge(inputs, effort or default_effort()), inputs.workload.rate_req_per_s
     low, high = 0.0, 0.25
     while judge.screen(deployment, high)[0].passed:
         low, high = high, 2 * high

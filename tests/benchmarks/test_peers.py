@@ -13,6 +13,7 @@ from benchmarks.peers import aiconfigurator, vllm_sr_sim
 from benchmarks.peers.judged import Arm, build, sustained
 from splitplan.planner.inputs import SolveInputs, load_inputs
 from splitplan.planner.question import Question
+from splitplan.planner.verify import PLAIN
 
 SR_SIM_RATES = {  # requests per second of one worker at 1,450 in and 483 out, by vllm-sr-sim's own formula
     "prefill": {"h100-sxm": 3000.0, "a100-sxm-80": 1100.0},
@@ -52,7 +53,7 @@ def test_one_prefill_worker_for_145000_prompt_tokens_a_second_fails_in_the_simul
     """The negative control: one H100 and six A100 were planned for 100 req/s and sustain about a quarter of it."""
     inputs = inputs_of(tmp_path, "h100: 8, a100: 8")
     arms = [Arm("prefill", "h100-sxm", 1, 1, 1, 64), Arm("decode", "a100-sxm-80", 1, 1, 6, 256)]
-    rate = sustained(inputs, build(inputs, arms), tolerance=0.2, requests=600)
+    rate = sustained(inputs, build(inputs, arms), tolerance=0.2, effort=PLAIN)
     assert 10 < rate < 50
 
 
@@ -90,7 +91,8 @@ def test_by_its_numbers_the_program_is_never_worse_than_the_best_replicas(tmp_pa
     ]
     answer = {"workers": workers, "factors": [0.9, 0.92, 1.8]}
     rate, _ = aiconfigurator.by_its_numbers(case, {"h100-sxm": answer}, inputs_of(tmp_path, "h100: 16"))
-    assert rate >= 2 * min(2 * 2.008 * 0.9, 4.226 * 0.92)  # what it recommends: twice 2 prefill TP2 and 1 decode TP4
+    recommended = 2 * min(2 * 2.008 * 0.9, 4.226 * 0.92)  # twice 2 prefill TP2 and 1 decode TP4
+    assert rate > recommended * (1 - 1e-6)
     sizes = (2, 4, 4, 8, 8)  # the batch of 512 misses TPOT
     enumerated = max(
         min(0.9 * (2.008 * a + 3.4 * b), 0.92 * (4.226 * c + 15.552 * d)) + 3.507 * e
