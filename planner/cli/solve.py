@@ -72,6 +72,9 @@ def solve(
     memory_fraction: Annotated[
         float, typer.Option(min=0, max=1, help="Of total GPU memory; 0: the engine's default.")
     ] = 0.0,
+    mix_pipelines: Annotated[
+        bool, typer.Option(help="Pipelines over two GPU types of a rack, where a host of one cannot hold the model.")
+    ] = True,
     price: Annotated[
         str,
         typer.Option(
@@ -141,6 +144,7 @@ def solve(
             "model": model, "workload": workload, "slo": slo, "rate": rate, "pin": pin, "forbid": forbid,
             "mode": mode != "auto", "engine": engine != "vllm", "connector": connector, "weight-dtype": weight_dtype,
             "kv-dtype": kv_dtype, "memory-fraction": memory_fraction, "profile": profile, "class-weight": class_weight,
+            "no-mix-pipelines": not mix_pipelines,
         }  # fmt: skip
         with progress, patience(time_limit, progress.report):
             solve_together(services, Shared(fleet, program, base_kind, seed), output, own, json=json)
@@ -155,7 +159,7 @@ def solve(
         slo=slo,
         rate_req_per_s=rate,
         program=program,
-        columns=ColumnOptions(engine, connector, weight_dtype, kv_dtype, memory_fraction),
+        columns=ColumnOptions(engine, connector, weight_dtype, kv_dtype, memory_fraction, mix_pipelines=mix_pipelines),
         price_kind=base_kind,
         class_weights=_class_weights(class_weight or []),
         profiles=tuple(profile or ()),

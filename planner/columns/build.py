@@ -21,6 +21,7 @@ from splitplan.catalogs.engines import Engine
 from splitplan.catalogs.models import Model
 from splitplan.planner.columns.capacity import Capacity, Limits, colocated_capacity, decode_capacity, prefill_capacity
 from splitplan.planner.columns.column import ROLES, Column, Reach, Role
+from splitplan.planner.columns.cuts import layer_splits
 from splitplan.planner.columns.hosts import HostKind, RackMixes
 from splitplan.planner.columns.mix import RequestMix
 from splitplan.planner.columns.options import (
@@ -35,7 +36,6 @@ from splitplan.planner.columns.options import (
 from splitplan.planner.columns.pipelines import (
     Pipeline,
     handoff_tokens,
-    layer_splits,
     mixed_column,
     pipeline_memory,
     pipeline_problem,

@@ -3,8 +3,7 @@
 They are tried where they can help: both types stand in one rack, no host of one of them can hold the model by itself,
 and the stages on one of them could not without the others. Every stage is a tensor group of one size inside a host of
 its own (what engines start: the same number of GPUs on every node), so several stages on one type take whole hosts.
-The layers are cut at three places: where the slowest stage is fastest, where the least KV memory of a stage is largest,
-and half-way; the best stays. A pipeline that serves no more than its GPU types do apart is dropped.
+`cuts.py` says where the layers are cut. A pipeline that serves no more than its GPU types do apart is dropped.
 """
 
 from __future__ import annotations
@@ -25,12 +24,11 @@ from splitplan.planner.columns.column import Column, Reach, Role, Stage
 from splitplan.planner.columns.hosts import HostKind, RackMixes
 from splitplan.planner.columns.mix import RequestMix
 from splitplan.planner.columns.options import BATCH_LADDER, COLOCATED_CHUNK_LADDER, DEFAULT_KV_DTYPE, ColumnOptions
-from splitplan.planner.columns.service import at, decode_step_s, mix_prompts
 from splitplan.planner.columns.shapes import Shape, rule_problem, shape_memory
 from splitplan.planner.columns.steps import StepLibrary
 from splitplan.planner.latency.build import unlike_stages
 from splitplan.planner.latency.memory import InstanceMemory, instance_memory
-from splitplan.planner.latency.operations import ACTIVATION_BYTES, Position
+from splitplan.planner.latency.operations import ACTIVATION_BYTES
 from splitplan.planner.latency.step import StepModel
 from splitplan.planner.latency.weights import StageCut, weight_bytes_per_gpu
 
@@ -39,9 +37,6 @@ HANDOFF_TENSORS = 2.0
 
 MIXED_GAIN = 1.03
 """A mixed pipeline is kept only if it sustains at least this much more than its GPU types do apart."""
-
-SPLIT_CHUNK, SPLIT_BATCH = 2048, 64
-"""Where layers are balanced: prompts in chunks of so many tokens, decodes in batches of so many sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +83,7 @@ def pipelines(
     backend: str,
     max_model_len: int,
 ) -> Iterator[Pipeline]:
-    """All mixed pipelines worth trying, of the slower type's stages first. `backend` "": what both types have."""
+    """All mixed pipelines worth trying, the slower type first. `backend` "": what both have, or each its own."""
     holds = partial(_holds, model, engine, options, max_model_len)
     if not options.mix_pipelines:
         return
@@ -97,13 +92,15 @@ def pipelines(
         rooms = [(rack.get(_kind(first), ()), rack.get(_kind(last), ())) for rack in mixes.racks]
         if first.gpu.name == last.gpu.name or min(first.nic_bytes_per_s, last.nic_bytes_per_s) <= 0:
             continue
+        if first.gpu.vendor != last.gpu.vendor:
+            continue  # their communication libraries do not speak to each other
         if not any(one and other for one, other in rooms) or all(
             holds(host, _power_of_two(mixes.most_free.get(_kind(host), 0)), 1, 1) for host in (first, last)
         ):
             continue
         kv_dtype = options.kv_dtype or DEFAULT_KV_DTYPE
         common = backend or common_attention_backend(engine, [first.gpu, last.gpu], model, kv_dtype)
-        if common is None:
+        if common is None and engine.base == "vllm":
             continue
         tp = 1
         while tp <= min(first.domain_gpus, last.domain_gpus):
@@ -111,7 +108,7 @@ def pipelines(
                 if any(_stand(counts[0], one, tp) and _stand(counts[1], other, tp) for one, other in rooms):
                     for ep in sorted({1, tp} if model.moe is not None else {1}):
                         if not all(holds(host, tp, many, ep) for host, many in zip((first, last), counts, strict=True)):
-                            yield from _if_room(model, (first, last), counts, tp, ep, options, common)
+                            yield from _if_room(model, (first, last), counts, tp, ep, options, common or "")
             tp *= 2
 
 
@@ -181,7 +178,7 @@ def _if_room(
 def pipeline_problem(pipeline: Pipeline, role: Role, model: Model, engine: Engine, connector: str) -> str:
     """The first rule that forbids the pipeline in this role on any of its GPU types, or ""."""
     for shape, _ in pipeline.parts():
-        cut = replace(shape, stage_layers=pipeline.layers or _alike(model, len(pipeline.stages)))
+        cut = replace(shape, stage_layers=pipeline.layers or spread(model.num_layers, len(pipeline.stages)))
         problem = rule_problem(cut, role, model, engine, connector)
         if not problem and role == "prefill":
             side = cut.side(model, engine)
@@ -193,9 +190,10 @@ def pipeline_problem(pipeline: Pipeline, role: Role, model: Model, engine: Engin
     return ""
 
 
-def _alike(model: Model, stages: int) -> tuple[int, ...]:
-    """Some cut, for rules that ask whether there may be one."""
-    return _spread(model.num_layers, stages)
+def spread(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers over the stages of one type: alike, what does not divide on the first ones."""
+    share, rest = divmod(layers, stages)
+    return tuple(share + (number < rest) for number in range(stages))
 
 
 def pipeline_memory(
@@ -204,7 +202,7 @@ def pipeline_memory(
     """Memory of every stage."""
     last = len(pipeline.stages) - 1
     return [
-        _stage_memory(
+        stage_memory(
             shape,
             StageCut(layers, number == 0, number == last),
             model,
@@ -218,7 +216,7 @@ def pipeline_memory(
     ]
 
 
-def _stage_memory(
+def stage_memory(
     shape: Shape,
     cut: StageCut,
     model: Model,
@@ -229,6 +227,7 @@ def _stage_memory(
     fraction: float,
     max_len: int,
 ) -> InstanceMemory:
+    """Memory of one stage."""
     return instance_memory(
         model,
         shape.host.gpu,
@@ -282,91 +281,6 @@ def reach_rates(pipeline: Pipeline) -> Iterator[tuple[Reach, float]]:
     yield "fleet", least["fleet"]
     if least["rack"] > least["fleet"]:
         yield "rack", least["rack"]
-
-
-def layer_splits(
-    pipeline: Pipeline,
-    role: Role,
-    model: Model,
-    engine: Engine,
-    mix: RequestMix,
-    library: StepLibrary,
-    limits: tuple[int, int],
-    fraction: float,
-) -> list[Pipeline]:
-    """The pipeline cut in up to three ways: the fastest slowest stage, the most KV memory, and half-way between."""
-    many, more = (count for _, count in pipeline.parts())
-    costs = _layer_costs(pipeline, role, model, mix, library)
-    rooms = [_room(pipeline, number, model, engine, mix, limits, fraction) for number in (0, len(pipeline.stages) - 1)]
-    found: list[tuple[float, float, int]] = []
-    for share in range(many, model.num_layers - more + 1):
-        layers = (-(-share // many), -(-(model.num_layers - share) // more))
-        kv_tokens = min((room[0] - room[1] * held) / (room[2] * held) for room, held in zip(rooms, layers, strict=True))
-        if kv_tokens >= mix.max_model_len:
-            slowest_s = max(cost[0] * held + cost[1] for cost, held in zip(costs, layers, strict=True))
-            found.append((slowest_s, -kv_tokens, share))
-    if not found:
-        return []
-    fastest, roomiest = min(found)[2], min(found, key=lambda entry: (entry[1], entry[0]))[2]
-    shares = dict.fromkeys((fastest, roomiest, (fastest + roomiest) // 2))
-    return [pipeline.with_layers((*_spread(share, many), *_spread(model.num_layers - share, more))) for share in shares]
-
-
-def _spread(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers over the stages of one type: alike, what does not divide on the first ones."""
-    share, rest = divmod(layers, stages)
-    return tuple(share + (number < rest) for number in range(stages))
-
-
-def _room(
-    pipeline: Pipeline,
-    number: int,
-    model: Model,
-    engine: Engine,
-    mix: RequestMix,
-    limits: tuple[int, int],
-    fraction: float,
-) -> tuple[float, float, float]:
-    """(bytes for weights and KV, bytes of weights per layer, KV bytes per token and layer) on a GPU of a stage."""
-    last = len(pipeline.stages) - 1
-
-    def memory(layers: int) -> InstanceMemory:
-        cut = StageCut(layers, number == 0, number == last)
-        return _stage_memory(
-            pipeline.stages[number],
-            cut,
-            model,
-            engine,
-            max_num_seqs=limits[0],
-            chunk=limits[1],
-            fraction=fraction,
-            max_len=mix.max_model_len,
-        )
-
-    one, two = memory(1), memory(2)
-    per_layer = two.weights_bytes - one.weights_bytes
-    return one.kv_bytes + per_layer, per_layer, one.kv_bytes_per_token
-
-
-def _layer_costs(
-    pipeline: Pipeline, role: Role, model: Model, mix: RequestMix, library: StepLibrary
-) -> list[tuple[float, float]]:
-    """Seconds that a request takes of a stage on each type: per layer, and besides (the LM head of the last)."""
-    costs = []
-    for number, (shape, _) in enumerate(pipeline.parts()):
-        position: Position = "middle" if number == 0 else "last"
-        step = library.stage(shape, model.num_layers, position)
-        total_s, head_s = 0.0, 0.0
-        if role != "decode":
-            total_s += float(mix_prompts(step, SPLIT_CHUNK, mix).service().occupancy_s.mean())
-            head_s += float(step.sequence_s[1])
-        if role != "prefill":
-            batch = SPLIT_BATCH / len(pipeline.stages)
-            tokens = float(mix.output_tokens.mean())
-            total_s += tokens * decode_step_s(step, batch, mix.context_tokens) / batch
-            head_s += tokens * at(step.sequence_s, batch) / batch
-        costs.append(((total_s - head_s) / model.num_layers, head_s))
-    return costs
 
 
 def mixed_column(

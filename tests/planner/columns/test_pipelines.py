@@ -154,3 +154,13 @@ def test_columns_of_mixed_pipelines_come_back_from_disk(
     for one, other in zip(again.step.stages, mixed(study).step.stages, strict=True):
         np.testing.assert_array_equal(one.token_s, other.token_s)
     assert decode_step_s(again.step, 16.0, 900.0) == decode_step_s(mixed(study).step, 16.0, 900.0)
+
+
+def test_sglang_may_prefill_on_a_mixed_pipeline_where_decode_is_one_stage(tmp_path: Path) -> None:
+    """405B in fp8 fits on an H100 node, not on an L40S node: pipelines over both prefill for decode on H100 alone."""
+    path = tmp_path / "fleet.yaml"
+    path.write_text(LEFTOVERS.replace("a100-sxm-80", "l40s").replace("a100-", "l40s-"))
+    columns = prepare(inputs_for(str(path), engine="sglang", weight_dtype="fp8")).columns.columns
+    kinds = {(column.role, column.gpu) for column in columns if column.stages}
+    assert ("prefill", "l40s+h100-sxm") in kinds
+    assert not [column for column in columns if column.stages and column.role == "decode"]

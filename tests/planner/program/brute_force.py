@@ -39,7 +39,8 @@ class BruteForce:
         per_node = [list(self._node_fillings(node)) for node in self.nodes]
         mixed = list(self._mixed_fillings())
         found = (self._together(counts, placed) for counts in itertools.product(*per_node) for placed in mixed)
-        return list(dict.fromkeys(each for each in found if each is not None and self._within_limits(each)))
+        fitting = [each for each in found if each is not None and self._within_limits(each)]
+        return list(dict.fromkeys(fitting)) if len(mixed) > 1 else fitting
 
     def _node_fillings(self, node: Node) -> Iterator[tuple[int, ...]]:
         free = node.num_gpus - len(node.gpus_in_use)

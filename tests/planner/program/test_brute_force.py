@@ -143,7 +143,7 @@ def test_same_optimum_as_brute_force(problem: ProgramInput) -> None:
 
 
 @settings(
-    max_examples=150,
+    max_examples=100,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,7 +16,16 @@ from splitplan.planner.program.reduce import reduce_columns
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import ProgramInput, ProgramSolution
 from splitplan.planner.spec.fleet import Pod
-from tests.planner.program.fleets import a_column, a_fleet, a_node, a_problem, a_rack, four_racks
+from tests.planner.program.fleets import (
+    PRICES,
+    a_column,
+    a_fleet,
+    a_mixed_column,
+    a_node,
+    a_problem,
+    a_rack,
+    four_racks,
+)
 
 
 def many_racks(num_racks: int, **changes: object) -> ProgramInput:
@@ -96,3 +106,25 @@ def test_questions_that_patterns_do_not_answer_go_to_the_direct_program() -> Non
     assert can_use_patterns(a_problem(four_racks(), [a_column("colocated")]))
     for options in ({"objective": "goodput"}, {"survive": "rack"}, {"price_kinds": ("spot",)}):
         assert not can_use_patterns(a_problem(four_racks(), [a_column("colocated")], **options))
+
+
+def test_rack_patterns_hold_mixed_pipelines() -> None:
+    """250 racks, every second with two A100 nodes beside its H100 node: all checks pass, and no rack has more stages
+    than it has nodes."""
+    racks = []
+    for r in range(250):
+        nodes = [a_node(f"h{r}", rack=f"r{r}"), a_node(f"a{r}", "a100-sxm-80", rack=f"r{r}")]
+        nodes += [a_node(f"b{r}", "a100-sxm-80", rack=f"r{r}")] if r % 2 else []
+        racks.append(a_rack(f"r{r}", nodes))
+    columns = [
+        a_mixed_column("colocated", ("a100-sxm-80", "h100-sxm"), 8, [0.1]),
+        a_mixed_column("colocated", ("a100-sxm-80", "a100-sxm-80", "h100-sxm"), 8, [0.07]),
+    ]
+    problem = a_problem(a_fleet(racks), columns, [2500.0])
+    answer = solve_program(problem)
+    assert isinstance(answer, ProgramSolution)
+    assert answer.gap_percent < 1.0
+    per_rack = Counter(placed.rack for placed in answer.placed for _ in range(placed.instances))
+    assert max(per_rack.values()) == 1  # one H100 node a rack
+    two, three = 8 * (PRICES["h100-sxm"] + PRICES["a100-sxm-80"]), 8 * (PRICES["h100-sxm"] + 2 * PRICES["a100-sxm-80"])
+    assert answer.usd_per_hour >= 2500.0 * min(two * 0.1, three * 0.07) - 1e-6
