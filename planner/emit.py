@@ -210,6 +210,7 @@ def _basis(study: Study, found: Candidate) -> list[str]:
         lines.append(
             f"{gpu}: op tables of {profile.engine} {profile.engine_version}; of a typical step {words}; "
             f"9 in 10 published points within ×{overhead.tpot_spread:.2f} (TPOT) and ×{overhead.ttft_spread:.2f} (TTFT)"
+            f"{_confidence_text(study.inputs, gpu)}"
         )
         lines += _host_notes(profile, gpu, [columns[name] for name in found.assignment.instances])
     if any(pool.role == "decode" for pool in found.pools):
@@ -225,6 +226,12 @@ def _shares_on(column: Column, gpu: str) -> list[tuple[float, float, float, floa
         return [column.step.basis_shares] if column.gpu == gpu else []
     pairs = zip(column.stages, column.step.stages, strict=True)
     return [step.basis_shares for stage, step in pairs if stage.gpu == gpu]
+
+
+def _confidence_text(inputs: SolveInputs, gpu: str) -> str:
+    """At which quantile of their error step times were planned with; "" for the best guess."""
+    confidence, factor = inputs.question.columns.confidence, inputs.step_factors[gpu]
+    return f"; planned with step times ×{factor:.2f}, which {confidence:g} % stay below" if factor != 1.0 else ""
 
 
 def _host_notes(profile: Profile, gpu: str, used: list[Column]) -> list[str]:

@@ -15,7 +15,7 @@ from splitplan.catalogs.engines import Engine, find_engine
 from splitplan.catalogs.errors import InputError, Problem, shorten
 from splitplan.catalogs.gpus import find_gpu
 from splitplan.catalogs.models import Model, find_model
-from splitplan.planner.columns.options import ColumnOptions
+from splitplan.planner.columns.options import BEST_GUESS, MOST_CONFIDENCE, ColumnOptions
 from splitplan.planner.held import fleet_left
 from splitplan.planner.latency.calibration import find_overhead
 from splitplan.planner.latency.overhead import EngineOverhead
@@ -72,6 +72,12 @@ class SolveInputs:
         engine = self.engine
         return {gpu: find_overhead(engine.name, engine.version, find_gpu(gpu).architecture) for gpu in self.profiles}
 
+    @property
+    def step_factors(self) -> dict[str, float]:
+        """What step times are multiplied by at the confidence asked for, by GPU type; 1 for the best guess."""
+        confidence = self.question.columns.confidence
+        return {gpu: overhead.step_factor(confidence) for gpu, overhead in self.overheads.items()}
+
     def front_end_s(self, input_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds [n] of each request outside the engine's steps (HTTP, tokenizer); the most of any GPU type here."""
         overheads = self.overheads.values()
@@ -103,6 +109,7 @@ def load_inputs(question: Question) -> SolveInputs:
     model = find_model(question.model)
     engine = find_engine(question.columns.engine)
     _check_dtypes(question.columns, engine)
+    _check_confidence(question.columns.confidence)
     fleet = fleet_left(load_fleet(question.fleet, price_kind=question.price_kind), question.held)
     parse_length_buckets(question.length_buckets)  # a wrong word is said before files are read
     workload = load_workload(question.workload, rate_req_per_s=question.rate_req_per_s)
@@ -174,6 +181,12 @@ def _check_dtypes(options: ColumnOptions, engine: Engine) -> None:
     ]
     if problems:
         raise InputError(problems)
+
+
+def _check_confidence(percent: float) -> None:
+    if not BEST_GUESS <= percent <= MOST_CONFIDENCE:
+        expected = f"{BEST_GUESS:g} (the best guess) to {MOST_CONFIDENCE:g} percent"
+        raise InputError(Problem(f"a confidence of {percent:g}", key="confidence", expected=expected))
 
 
 def _connector(engine: Engine, asked: str) -> str:

@@ -50,7 +50,7 @@ def prepare(inputs: SolveInputs) -> Study:
     """Columns and program of a question. Raises NoPlanError when nothing could serve even one request in time."""
     mix = whole_mix(inputs)
     hosts, mixes = host_kinds(inputs.fleet), rack_mixes(inputs.fleet)
-    library = StepLibrary(inputs.model, inputs.engine, inputs.profiles)
+    library = StepLibrary(inputs.model, inputs.engine, inputs.profiles, inputs.step_factors)
     options = replace(inputs.question.columns, connector=inputs.connector)
 
     def build(run: Run) -> ColumnSet:

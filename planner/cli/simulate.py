@@ -17,6 +17,12 @@ def simulate(
     slo: Annotated[str, typer.Option(help="Other targets; default: the plan's own.")] = "",
     requests: Annotated[int, typer.Option(min=100, help="Requests per seed.")] = 20_000,
     seeds: Annotated[int, typer.Option(min=1, help="Independent runs.")] = 3,
+    confidence: Annotated[
+        float | None, typer.Option(min=50, max=99, help="Of step times, as in planner solve; default: the plan's own.")
+    ] = None,
+    step_scale: Annotated[
+        float, typer.Option(min=0.1, max=10, help="What if every step took this many times as long.")
+    ] = 1.0,
     parallel: ParallelOption = "1",
     json: JsonFlag = False,
 ) -> None:
@@ -36,6 +42,8 @@ def simulate(
         slo=slo,
         num_requests=requests,
         num_seeds=seeds,
+        confidence=confidence,
+        step_scale=step_scale,
         parallel=parse_parallel(parallel),
     )
     if json:

@@ -81,6 +81,12 @@ def solve(
             help="on_demand, reserved or spot; several, as spot,on_demand, are mixed, the cheapest first up to its cap."
         ),
     ] = "on_demand",
+    confidence: Annotated[
+        float,
+        typer.Option(
+            min=50, max=99, help="Percent of measured step times that those planned with cover; 50: best guess."
+        ),
+    ] = 50.0,
     length_buckets: Annotated[
         str,
         typer.Option(
@@ -144,7 +150,7 @@ def solve(
             "model": model, "workload": workload, "slo": slo, "rate": rate, "pin": pin, "forbid": forbid,
             "mode": mode != "auto", "engine": engine != "vllm", "connector": connector, "weight-dtype": weight_dtype,
             "kv-dtype": kv_dtype, "memory-fraction": memory_fraction, "profile": profile, "class-weight": class_weight,
-            "no-mix-pipelines": not mix_pipelines,
+            "no-mix-pipelines": not mix_pipelines, "length-buckets": length_buckets, "confidence": confidence != 50,
         }  # fmt: skip
         with progress, patience(time_limit, progress.report):
             solve_together(services, Shared(fleet, program, base_kind, seed), output, own, json=json)
@@ -152,6 +158,8 @@ def solve(
     if output is not None and not output.parent.is_dir():
         problem = Problem("no such folder", str(output.parent), next_step=f"mkdir -p {shlex.quote(str(output.parent))}")
         raise InputError(problem)
+    precision = (engine, connector, weight_dtype, kv_dtype, memory_fraction)
+    columns = ColumnOptions(*precision, mix_pipelines=mix_pipelines, confidence=confidence)
     question = Question(
         model=model,
         fleet=fleet,
@@ -159,7 +167,7 @@ def solve(
         slo=slo,
         rate_req_per_s=rate,
         program=program,
-        columns=ColumnOptions(engine, connector, weight_dtype, kv_dtype, memory_fraction, mix_pipelines=mix_pipelines),
+        columns=columns,
         price_kind=base_kind,
         class_weights=_class_weights(class_weight or []),
         profiles=tuple(profile or ()),

@@ -22,7 +22,15 @@ MOST_SEQS = max(BATCH_LADDER)
 class StepLibrary:
     """Builds each step model once."""
 
-    def __init__(self, model: Model, engine: Engine, profiles: Mapping[str, Profile | None]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        engine: Engine,
+        profiles: Mapping[str, Profile | None],
+        factors: Mapping[str, float] | None = None,
+    ) -> None:
+        """`factors` by GPU type: what all its step times are multiplied by (1 where none is given)."""
+        self._factors = factors or {}
         self._model = model
         self._engine = engine
         self._profiles = profiles
@@ -66,5 +74,5 @@ class StepLibrary:
                 max_num_batched_tokens=MOST_TOKENS,
                 layers=layers,
                 position=position,
-            )
+            ).scaled(self._factors.get(gpu.name, 1.0))
         return self._steps[key]

@@ -41,6 +41,17 @@ class EngineOverhead:
     ttft_spread: float = 2.0
     throughput_spread: float = 1.25
 
+    def step_factor(self, confidence: float) -> float:
+        """What step times are multiplied by so that `confidence` percent (50 or more) of measured ones are no longer.
+
+        Of TPOT and throughput, whose errors are those of steps, the wider one; TTFT's also holds queues and front ends.
+        Log errors fall off about exponentially (a Laplace law, as in `calibrate.score`): the spread, that 90 % of
+        measurements lie within, up and down, is the quantile of 95 %.
+        """
+        spread = max(self.tpot_spread, self.throughput_spread)
+        exponent = math.log(0.5 / (1.0 - confidence / 100.0)) / math.log(SPREAD_LEAVES_OUT)
+        return float(spread**exponent)
+
     def step_gap_s(self, tp: int) -> float:
         """Unhidden host seconds of a step on `tp` ranks."""
         return self.gap_s + self.rank_gap_s * math.log2(tp)
@@ -53,6 +64,9 @@ class EngineOverhead:
         """The device's per-sequence table [max_num_seqs + 1] with the unhidden host time of each sequence added."""
         return device_s + self.sequence_gap_s * np.arange(len(device_s), dtype=np.float64)
 
+
+SPREAD_LEAVES_OUT = 10.0
+"""A spread leaves out one measurement in ten."""
 
 KERNELS_PER_LAYER = 12
 """Norms, QKV, rope, cache write, attention, output, up, activation, down, and copies between them."""

@@ -17,7 +17,7 @@ tile staircase of the GEMMs is in `token_s`, dense in T; attention is bilinear b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,3 +49,20 @@ class StepModel:
         1.0,
     )  # of a typical step, by profiler Basis
     stages: tuple[StepModel, ...] = ()  # one for each stage where they differ; the tables above then hold the slowest
+
+    def scaled(self, factor: float) -> StepModel:
+        """The same with every time multiplied."""
+        if factor == 1.0:
+            return self
+        return replace(
+            self,
+            overhead_s=(self.overhead_s[0] * factor, self.overhead_s[1] * factor),
+            host_s=self.host_s * factor,
+            gap_s=self.gap_s * factor,
+            token_s=self.token_s * factor,
+            sequence_s=self.sequence_s * factor,
+            prefill_attention_s=self.prefill_attention_s * factor,
+            decode_attention_s=self.decode_attention_s * factor,
+            handoff_s=self.handoff_s * factor,
+            stages=tuple(stage.scaled(factor) for stage in self.stages),
+        )

@@ -95,6 +95,8 @@ def _first_that_passes(running: Plan, study: Study, judge: Judge) -> tuple[Works
     """
     base = study.problem.options
     ways = [base]
+    if base.class_groups:
+        ways.append(replace(base, whole_groups=True))
     if base.mode == "auto":
         ways += [replace(base, mode="disagg"), replace(base, mode="colocated")]
     reasons: list[Problem] = []

@@ -30,9 +30,13 @@ def replay(
     slo: str = "",
     num_requests: int = 20_000,
     num_seeds: int = 3,
+    confidence: float | None = None,
+    step_scale: float = 1.0,
     parallel: Parallel = 1,
 ) -> Verification:
     """Simulate a plan as it stands. What is not given is the plan's own; nothing is re-planned.
+
+    `step_scale` multiplies all step times, those at `confidence` percent (50: the best guess): what if they are wrong?
 
     `parallel` spreads the seeds over processes or a Ray cluster (see `simulate.parallel.spread`).
 
@@ -45,12 +49,13 @@ def replay(
         workload=workload or question.workload,
         slo=slo or question.slo,
         rate_req_per_s=rate_req_per_s if rate_req_per_s is not None else own_rate,
+        columns=question.columns if confidence is None else replace(question.columns, confidence=confidence),
     )
     inputs = load_inputs(question)
     refuse_changes(plan, inputs, besides=("workload",) if workload or rate_req_per_s is not None else ())
     effort = replace(default_effort(), verify_requests=num_requests, num_seeds=num_seeds)
     judge = Judge(inputs, effort, limits=lambda prompts: longest_taken(plan, prompts), parallel=parallel)
-    return judge.verify(plan_deployment(plan, inputs))[0]
+    return judge.verify(plan_deployment(plan, inputs, step_scale=step_scale))[0]
 
 
 def longest_taken(plan: Plan, input_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -62,10 +67,11 @@ def longest_taken(plan: Plan, input_tokens: NDArray[np.int64]) -> NDArray[np.int
     return limits
 
 
-def plan_deployment(plan: Plan, inputs: SolveInputs) -> Deployment:
+def plan_deployment(plan: Plan, inputs: SolveInputs, *, step_scale: float = 1.0) -> Deployment:
     """The saved plan's instances as the simulator runs them, with step models built anew from the profiles."""
     _check_places(plan, inputs)
-    library = StepLibrary(inputs.model, inputs.engine, inputs.profiles)
+    factors = {gpu: factor * step_scale for gpu, factor in inputs.step_factors.items()}
+    library = StepLibrary(inputs.model, inputs.engine, inputs.profiles, factors)
     hosts = host_kinds(inputs.fleet)
     steps = {pool.name: _step(pool, hosts, inputs, library) for pool in plan.pools}
     roles = {pool.role for pool in plan.pools}

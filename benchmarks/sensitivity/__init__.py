@@ -1,0 +1,1 @@
+"""How well plans stand step times that are not as predicted."""
