@@ -158,8 +158,8 @@ def solve(
     if output is not None and not output.parent.is_dir():
         problem = Problem("no such folder", str(output.parent), next_step=f"mkdir -p {shlex.quote(str(output.parent))}")
         raise InputError(problem)
-    precision = (engine, connector, weight_dtype, kv_dtype, memory_fraction)
-    columns = ColumnOptions(*precision, mix_pipelines=mix_pipelines, confidence=confidence)
+    chosen = (engine, connector, weight_dtype, kv_dtype, memory_fraction)
+    columns = ColumnOptions(*chosen, mix_pipelines=mix_pipelines, confidence=confidence)
     question = Question(
         model=model,
         fleet=fleet,
