@@ -203,8 +203,10 @@ def _planned(plan: Plan | None) -> dict[str, dict[str, float]]:
 
 def _met(each: Served, slo: Slo) -> bool:
     """Whether a request met every target."""
-    largest_gap_s = max(each.gaps_s, default=0.0)
-    measured = {"ttft": each.ttft_s, "tpot": each.tpot_s, "e2e": each.e2e_s, "itl": largest_gap_s}
+    own_gap_s = None
+    if slo.itl and each.gaps_s:  # so many of the request's own gaps as the percentile says are within the target
+        own_gap_s = float(np.percentile(each.gaps_s, slo.itl.percentile, method="inverted_cdf"))
+    measured = {"ttft": each.ttft_s, "tpot": each.tpot_s, "e2e": each.e2e_s, "itl": own_gap_s}
     targets = {"ttft": slo.ttft, "tpot": slo.tpot, "e2e": slo.e2e, "itl": slo.itl}
     return all(
         target is None or (value := measured[name]) is None or value <= target.seconds

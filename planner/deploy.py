@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from splitplan.catalogs.layers import AttentionGroup
 from splitplan.catalogs.links import find_link
+from splitplan.catalogs.models import Model
+from splitplan.catalogs.parameters import element_bytes
 from splitplan.planner.inputs import SolveInputs
+from splitplan.planner.latency.memory import kv_layer_slots
 from splitplan.planner.latency.step import StepModel
 from splitplan.planner.latency.transfer import kv_transfer
 from splitplan.planner.plan import Instance, Pool, Route
@@ -40,8 +45,11 @@ def deployment_of(
         for instance in pool.instances:
             order[instance.name] = len(specs)
             specs.append(_spec(pool, instance, entry_share[pool.role], steps[pool.name], links))
+    window_tokens, windowed_bytes = windows_of(inputs.model, _kv_dtype(pools))
     return Deployment(
         instances=tuple(specs),
+        window_tokens=window_tokens,
+        windowed_kv_bytes_per_token=windowed_bytes,
         links=tuple(links.links),
         kv_bytes_per_token=inputs.model.kv_bytes_per_token(_kv_dtype(pools)),
         transfer_latency_s=ROUTER_HOP_S,
@@ -91,11 +99,38 @@ class Kind:
     nic_link: str | None
 
 
+def windows_of(model: Model, kv_dtype: str) -> tuple[int, float]:
+    """The tokens that layers with a sliding window see, the widest where they differ, and their KV bytes per token."""
+    groups = [group for group in model.attention if group.window_tokens is not None]
+    values = sum(group.num_layers * group.cached_values_per_token for group in groups)
+    return max((group.window_tokens or 0 for group in groups), default=0), values * element_bytes(kv_dtype)
+
+
+def kv_parts(model: Model, kv_dtype: str, tensor_parallel: int) -> tuple[int, int]:
+    """KV memory of a block on one rank: in layers that keep every token, and in layers with a window; smallest terms.
+
+    Layers are counted as the allocator makes room for them (`kv_layer_slots`).
+    """
+    full = windowed = 0
+    for group, slots in zip(model.attention, kv_layer_slots(model), strict=True):
+        heads = 2 * group.kv_heads_per_rank(tensor_parallel)
+        values = slots * group.head_dim * (1 if group.kind == "mla" else heads)
+        if group.window_tokens is not None:
+            windowed += values
+        elif group.kind != "state":
+            full += values
+    if model.indexer is not None:
+        full += round(model.indexer.cached_bytes_per_token / element_bytes(kv_dtype))
+    common = math.gcd(full, windowed)
+    return (full // common, windowed // common) if windowed else (1, 0)
+
+
 class _Links:
     """The fleet's links, numbered as they are first used."""
 
     def __init__(self, inputs: SolveInputs) -> None:
         fleet = inputs.fleet
+        self.model = inputs.model
         self.links: list[Link] = []
         self._numbers: dict[str, int] = {}
         self.kinds: dict[Kind, int] = {}
@@ -175,7 +210,7 @@ def _path_costs(kinds: Mapping[Kind, int], inputs: SolveInputs) -> dict[tuple[in
         for receiver, decode in kinds.items():
             if sender.role != "prefill" or receiver.role != "decode":
                 continue
-            descriptors = _descriptors_per_block(sender, receiver, inputs)
+            descriptors, windowed = _descriptors_per_block(sender, receiver, inputs)
             for inside in (True, False):
                 names = [sender.gpu_link] if inside else [end.nic_link for end in (sender, receiver) if end.nic_link]
                 links = [find_link(name) for name in names]
@@ -183,6 +218,7 @@ def _path_costs(kinds: Mapping[Kind, int], inputs: SolveInputs) -> dict[tuple[in
                     latency_s=ROUTER_HOP_S + max((link.latency_s for link in links), default=0.0),
                     descriptor_s=max((link.per_descriptor_s for link in links), default=0.0),
                     descriptors_per_block=descriptors,
+                    windowed_descriptors_per_block=windowed,
                 )
     return costs
 
@@ -203,6 +239,7 @@ def _spec(pool: Pool, instance: Instance, entry_share: float, step: StepModel, l
         node=node.name,
         rack=node.rack,
         kind=links.kind(pool, instance),
+        kv_parts=kv_parts(links.model, pool.kv_dtype, pool.tensor_parallel),
         local_link=links.local(pool, instance) if pool.role == "prefill" else None,
         egress=links.way(pool, instance, "out") if pool.role == "prefill" else (),
         ingress=links.way(pool, instance, "in") if pool.role == "decode" else (),
@@ -213,9 +250,19 @@ def _kv_dtype(pools: Sequence[Pool]) -> str:
     return pools[0].kv_dtype
 
 
-def _descriptors_per_block(sender: Kind, receiver: Kind, inputs: SolveInputs) -> float:
-    """Descriptors that one rank pair posts for a block of tokens."""
-    block = inputs.engine.block_tokens
-    tps = {"prefill_tp": sender.tensor_parallel, "decode_tp": receiver.tensor_parallel}
-    piece = kv_transfer(inputs.model, sender.kv_dtype, block, block_tokens=block, **tps)
-    return piece.num_descriptors / piece.parallel_ranks
+def _descriptors_per_block(sender: Kind, receiver: Kind, inputs: SolveInputs) -> tuple[float, float]:
+    """Descriptors that one rank pair posts for a block of tokens; of them, those of layers with a window."""
+    model, block = inputs.model, inputs.engine.block_tokens
+
+    def descriptors(groups: tuple[AttentionGroup, ...]) -> float:
+        piece = kv_transfer(
+            replace(model, attention=groups),
+            sender.kv_dtype,
+            block,
+            prefill_tp=sender.tensor_parallel,
+            decode_tp=receiver.tensor_parallel,
+            block_tokens=block,
+        )
+        return piece.num_descriptors / piece.parallel_ranks
+
+    return descriptors(model.attention), descriptors(tuple(g for g in model.attention if g.window_tokens is not None))

@@ -120,7 +120,11 @@ class Judge:
             samples = [replace(requests, arrival_s=requests.arrival_s / rate_scale) for requests in samples]
         options = {"routing": ROUTING, "form": self.effort.form}
         cases = [
-            Case(deployment, requests, options | {"seed": self.inputs.question.seed + index})
+            Case(
+                deployment,
+                requests,
+                options | {"seed": self.inputs.question.seed + index, "itl_limit_s": self._itl_limit_s(requests)},
+            )
             for index, requests in enumerate(samples)
         ]
         runs = sweep(cases, parallel=self.parallel)
@@ -139,6 +143,14 @@ class Judge:
             ranks = [np.searchsorted(edges, requests.input_tokens) for requests in samples]
             verdict = verdict.model_copy(update={"lengths": _length_verdicts(results, ranks, classes, slos, ranges)})
         return verdict, {} if verdict.passed else _blame(results, classes, slos, deployment)
+
+    def _itl_limit_s(self, requests: Requests) -> NDArray[np.float64] | None:
+        """What each request's inter-token times are counted against, where any class has a target on them."""
+        slos = self.inputs.class_slos
+        if all(slo.itl is None for slo in slos):
+            return None
+        limits: NDArray[np.float64] = np.array([_limit_s(slo, "itl") for slo in slos])[requests.class_index]
+        return limits
 
     def _sample(self, num_requests: int, index: int) -> Requests:
         key = (num_requests, index)
@@ -185,6 +197,7 @@ def _verdict(
         ttft_ms=_in_ms(results.summary("ttft")),
         tpot_ms=_in_ms(results.summary("tpot")),
         e2e_ms=_in_ms(results.summary("e2e")),
+        itl_ms=_in_ms(results.itl_summary()) if any(slo.itl for slo in slos) else {},
         attainment=_estimate(attainment, 1.0),
         misses=tuple(misses),
         classes=_class_verdicts(results, classes, slos, inputs, met) if len(slos) > 1 else {},
@@ -252,7 +265,16 @@ def _met(run: Run, classes: NDArray[np.int64], slos: Sequence[Slo]) -> BoolArray
     for values, name in ((run.ttft_s, "ttft"), (run.tpot_s, "tpot"), (run.e2e_s, "e2e")):
         limits = np.array([_limit_s(slo, name) for slo in slos])[classes]
         met &= ~(values > limits)  # a NaN TPOT (one token) meets any bound
-    return met
+    return met & ~_itl_missed(run, classes, slos)
+
+
+def _itl_missed(run: Run, classes: NDArray[np.int64], slos: Sequence[Slo]) -> BoolArray:
+    """Which requests miss their class's target on inter-token times, by their own gaps."""
+    missed = np.zeros(len(run.ttft_s), dtype=np.bool_)
+    for number, slo in enumerate(slos):
+        if slo.itl is not None:
+            missed |= (classes == number) & ~run.itl_met(slo.itl)
+    return missed
 
 
 def _limit_s(slo: Slo, name: str) -> float:
@@ -277,9 +299,11 @@ def _misses(
             interval = percentile_interval(values, target.percentile)
             if not interval.high <= target.seconds:
                 found.append(f"{label}{_exceeds(name.upper(), target.percentile, interval, target.seconds)}")
-        if slo.itl is not None and results.itl_percentile_s(slo.itl.percentile) > slo.itl.seconds:
-            value_s = results.itl_percentile_s(slo.itl.percentile)
-            found.append(f"{label}ITL p{slo.itl.percentile:g} {value_s * 1e3:.0f} ms > {slo.itl.seconds * 1e3:g} ms")
+        if slo.itl is not None:
+            share = results.slow_gap_share([index == number for index in classes])
+            if max(share.value, share.high if np.isfinite(share.high) else 0.0) > 1 - slo.itl.percentile / 100:
+                what = f"{share.value:.2%} of inter-token times (up to {share.high:.2%}) exceed"
+                found.append(f"{label}ITL p{slo.itl.percentile:g}: {what} {slo.itl.seconds * 1e3:g} ms")
     return found
 
 
@@ -312,6 +336,7 @@ def _blame(
         late = run.ttft_s > np.array([_limit_s(slo, "ttft") for slo in slos])[index]
         slow = run.tpot_s > np.array([_limit_s(slo, "tpot") for slo in slos])[index]
         slow |= run.e2e_s > np.array([_limit_s(slo, "e2e") for slo in slos])[index]
+        slow |= _itl_missed(run, index, slos)
         lost = ~np.isfinite(run.e2e_s)
         split = run.decoder >= 0
         before = ~split | (np.nan_to_num(run.queue_s) >= np.nan_to_num(run.transfer_s)) | lost

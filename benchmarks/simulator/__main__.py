@@ -8,6 +8,7 @@ building the arrays, the simulation, and reading the latencies out. Compilation 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import resource
 import sys
@@ -29,6 +30,7 @@ from splitplan.profiler.query import OpTimes
 from splitplan.profiler.store import find_profile
 
 RATE_PER_INSTANCE = 6.0
+SATURATED_BYTES_PER_S = 1.5e9
 AZURE_REQUESTS = 1_000_000
 
 
@@ -72,6 +74,12 @@ def disaggregated(count: int, step: StepModel) -> Deployment:
     )
 
 
+def saturated(step: StepModel) -> Deployment:
+    """Eight instances whose NICs carry less than is sent: thousands of transfers at a time."""
+    base = disaggregated(8, step)
+    return dataclasses.replace(base, links=tuple(Link(link.name, SATURATED_BYTES_PER_S) for link in base.links))
+
+
 def _instance(name: str, role: str, step: StepModel, **links: tuple[int, ...]) -> InstanceSpec:
     tokens = 2048 if role == "colocated" else 8192
     return InstanceSpec(name, role, step, 430_000, max_num_batched_tokens=tokens, **links)  # type: ignore[arg-type]
@@ -98,6 +106,8 @@ def cases(count: int, form: Form) -> Iterator[tuple[str, Deployment, Requests]]:
             requests = poisson(count, RATE_PER_INSTANCE * instances, 1024, output_tokens)
             for build in (colocated, disaggregated):
                 yield f"1024/{output_tokens} {build.__name__} {instances} instances", build(instances, step), requests
+    requests = poisson(count // 4, RATE_PER_INSTANCE * 8, 1024, 200)
+    yield "1024/200 disaggregated 8 instances saturated links", saturated(step), requests
     if form == "numba":
         yield f"azure-conv disaggregated 8 instances {AZURE_REQUESTS} requests", *azure(AZURE_REQUESTS)
 

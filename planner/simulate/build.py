@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, cast
 
 import numpy as np
 
-from splitplan.catalogs.errors import InputError, Problem
 from splitplan.planner.latency.step import StepModel
 from splitplan.planner.simulate import layout as at
+from splitplan.planner.simulate.build_requests import add_caches, fill_limits, fill_requests, gap_limits
 from splitplan.planner.simulate.deployment import Change, Deployment, InstanceSpec
+from splitplan.planner.simulate.rows import Rows, lane_rows
 from splitplan.planner.spec.workload import FloatArray, IntArray, Requests
 
 Arrivals = Literal["open", "burst", "closed", "batch"]
@@ -47,13 +49,16 @@ def build_world(
     stepping: bool,
     as_lists: bool,
     changes: Sequence[Change] = (),
+    itl_limit_s: float | FloatArray | None = None,
 ) -> at.World:
     """All state of a simulation that has not begun, as NumPy arrays or as lists."""
-    rows = _Rows(deployment, requests)
-    _fill_engines(rows, deployment, changes)
-    _fill_requests(rows, requests, seed)
+    rows = Rows(deployment, requests)
+    limits = gap_limits(requests, itl_limit_s)
+    _fill_engines(rows, deployment, changes, len(limits))
+    fill_requests(rows, requests, seed)
+    fill_limits(rows, limits, itl_limit_s)
     _fill_links(rows, deployment)
-    _add_caches(rows, deployment, requests, _roles(deployment, changes))
+    add_caches(rows, deployment, requests, _roles(deployment, changes))
     ints, floats = rows.ints, rows.floats
     _fill_globals(rows, deployment)
     ints[at.G_ARRIVALS] = ARRIVALS[arrivals]
@@ -76,122 +81,6 @@ def build_world(
     return at.World(cast(at.Ints, all_ints), cast(at.Floats, all_floats))
 
 
-class _Rows:
-    """The two arrays while they are filled: rows at common offsets, then what is added behind them."""
-
-    def __init__(self, deployment: Deployment, requests: Requests) -> None:
-        lanes = sum(max(instance.step.num_stages, 1) for instance in deployment.instances)
-        num_instances = len(deployment.instances)
-        flows = _most_flows(deployment, requests) + lanes
-        ways = min(flows, num_instances**2) + num_instances + 1  # between instances, from each host, from the store
-        counts = (lanes, len(requests), flows, ways, len(deployment.links) + num_instances + 1)
-        widths = (at.E_WIDTH, at.R_WIDTH, at.F_WIDTH, at.W_WIDTH, at.L_WIDTH)
-        offsets = np.cumsum([at.G_WIDTH, *(count * width for count, width in zip(counts, widths, strict=True))])
-        names = ("engines", "requests", "flows", "ways", "links")
-        self.first = dict(zip(names, (int(offset) for offset in offsets[:-1]), strict=True))
-        self.shape = dict(zip(names, zip(counts, widths, strict=True), strict=True))
-        self.ints: IntArray = np.zeros(offsets[-1], dtype=np.int64)
-        self.floats: FloatArray = np.zeros(offsets[-1], dtype=np.float64)
-        self.more_ints: list[IntArray] = []
-        self.more_floats: list[FloatArray] = []
-        self.end_ints = self.end_floats = int(offsets[-1])
-
-    def ints_of(self, name: str) -> IntArray:
-        """The integer rows of one kind, [row, field]."""
-        first, (count, width) = self.first[name], self.shape[name]
-        return self.ints[first : first + count * width].reshape(count, width)
-
-    def floats_of(self, name: str) -> FloatArray:
-        """The float rows of one kind, [row, field]."""
-        first, (count, width) = self.first[name], self.shape[name]
-        return self.floats[first : first + count * width].reshape(count, width)
-
-    def add_ints(self, values: IntArray) -> int:
-        """Put values behind everything; their offset."""
-        self.more_ints.append(values)
-        self.end_ints += values.size
-        return self.end_ints - values.size
-
-    def add_floats(self, values: FloatArray) -> int:
-        """Put values behind everything; their offset."""
-        self.more_floats.append(np.ascontiguousarray(values, dtype=np.float64).ravel())
-        self.end_floats += values.size
-        return self.end_floats - values.size
-
-    def link_handle(self, link: int | None) -> int:
-        """A link's handle; -1 for none."""
-        return -1 if link is None else self.first["links"] + link * at.L_WIDTH
-
-
-def _most_flows(deployment: Deployment, requests: Requests) -> int:
-    """Transfers at a time: each holds KV blocks at its receiver, but for prompts of one token."""
-    if (np.asarray(requests.input_tokens) <= 1).any():
-        return len(requests)
-    blocks = sum(instance.kv_capacity_tokens // instance.block_tokens for instance in deployment.instances)
-    return min(len(requests), blocks)
-
-
-def _fill_requests(rows: _Rows, requests: Requests, seed: int) -> None:
-    ints, floats = rows.ints_of("requests"), rows.floats_of("requests")
-    ints[:] = -1
-    floats[:] = -1.0
-    ints[:, at.R_INPUT] = np.maximum(requests.input_tokens, 1)
-    ints[:, at.R_OUTPUT] = np.maximum(requests.output_tokens, 1)
-    ints[:, at.R_CACHED] = np.clip(requests.cached_tokens, 0, ints[:, at.R_INPUT] - 1)
-    ints[:, [at.R_GENERATED, at.R_PREEMPTIONS, at.R_STATE]] = 0
-    floats[:, at.R_ARRIVAL_S] = requests.arrival_s
-    floats[:, [at.R_DRAW_ENTRY, at.R_DRAW_DECODE]] = np.random.default_rng(seed).random((len(requests), 2))
-
-
-def check_requests(requests: Requests) -> None:
-    """Raise InputError unless there are requests, in order."""
-    if len(requests) == 0:
-        raise InputError(Problem("no requests to simulate", expected="at least one; missing traffic is not zero load"))
-    times = np.asarray(requests.arrival_s, dtype=np.float64)
-    if not (np.isfinite(times).all() and (np.diff(times) >= 0).all() and times[0] >= 0):
-        raise InputError(Problem("arrival times are not in order", expected="seconds from 0 on, ascending"))
-
-
-def _add_caches(rows: _Rows, deployment: Deployment, requests: Requests, roles: Sequence[set[str]]) -> None:
-    """Prompt blocks numbered from 0, and a cache for every instance, host and store that keeps them."""
-    ints = rows.ints
-    ints[at.G_STORE] = -1
-    rows.ints_of("requests")[:, at.R_PREFIX_COUNT] = 0
-    prefix = requests.prefix
-    if prefix is None or not len(prefix.hashes):
-        return
-    known, numbers = np.unique(prefix.hashes, return_inverse=True)
-    offset = rows.add_ints(numbers.astype(np.int64).ravel())
-    table = rows.ints_of("requests")
-    whole = table[:, at.R_INPUT] // prefix.block_tokens
-    table[:, at.R_PREFIX] = offset + prefix.offsets[:-1]
-    table[:, at.R_PREFIX_COUNT] = np.minimum(np.diff(prefix.offsets), whole)
-    ints[at.G_HASH_TOKENS] = prefix.block_tokens
-    for row, instance, own_roles in zip(lane_rows(deployment), deployment.instances, roles, strict=True):
-        if own_roles == {"decode"} or not instance.prefix_cache:
-            continue
-        if prefix.block_tokens % instance.block_tokens:
-            raise InputError(
-                Problem(
-                    f"prompt blocks of {prefix.block_tokens} tokens on instance '{instance.name}'",
-                    expected=f"a multiple of its block_tokens {instance.block_tokens}",
-                )
-            )
-        engine = rows.ints_of("engines")[row]
-        engine[at.E_HASH_BLOCKS] = prefix.block_tokens // instance.block_tokens
-        engine[at.E_CACHE] = _add_cache(rows, len(known), 0)
-        if instance.host_cache_tokens:
-            engine[at.E_HOST_CACHE] = _add_cache(rows, len(known), instance.host_cache_tokens // prefix.block_tokens)
-    if deployment.store_tokens:
-        ints[at.G_STORE] = _add_cache(rows, len(known), deployment.store_tokens // prefix.block_tokens)
-
-
-def _add_cache(rows: _Rows, num_blocks: int, capacity: int) -> int:
-    cache = np.full(at.C_SLOTS + num_blocks * at.C_SLOT_WIDTH, -1, dtype=np.int64)
-    cache[at.C_COUNT], cache[at.C_CAPACITY], cache[at.C_SIZE] = 0, capacity, num_blocks
-    return rows.add_ints(cache)
-
-
 def _roles(deployment: Deployment, changes: Sequence[Change]) -> list[set[str]]:
     """The roles every instance has at any time."""
     roles = [{str(instance.role)} for instance in deployment.instances]
@@ -201,7 +90,7 @@ def _roles(deployment: Deployment, changes: Sequence[Change]) -> list[set[str]]:
     return roles
 
 
-def _add_changes(rows: _Rows, changes: Sequence[Change]) -> float:
+def _add_changes(rows: Rows, changes: Sequence[Change]) -> float:
     """Put the changes, in order of time, at common offsets behind everything; the time of the first."""
     ordered = sorted(changes, key=lambda change: change.time_s)
     offset = max(rows.end_ints, rows.end_floats)
@@ -218,12 +107,12 @@ def _add_changes(rows: _Rows, changes: Sequence[Change]) -> float:
     return ordered[0].time_s if ordered else at.INFINITE_S
 
 
-def _home_rows(rows: _Rows) -> IntArray:
+def _home_rows(rows: Rows) -> IntArray:
     lanes: IntArray = np.flatnonzero(rows.ints_of("engines")[:, at.E_LANE] == 0)
     return lanes
 
 
-def _fill_links(rows: _Rows, deployment: Deployment) -> None:
+def _fill_links(rows: Rows, deployment: Deployment) -> None:
     """The links of the fabric, then one to each instance's host memory, then one to the store."""
     ints = rows.ints_of("links")
     ints[:, [at.L_FIRST, at.L_NEXT, at.L_WAY]] = -1
@@ -236,7 +125,7 @@ def _fill_links(rows: _Rows, deployment: Deployment) -> None:
     rows.ints[at.G_STORE_LINK] = rows.link_handle(len(rates))
 
 
-def _fill_globals(rows: _Rows, deployment: Deployment) -> None:
+def _fill_globals(rows: Rows, deployment: Deployment) -> None:
     ints, floats = rows.ints, rows.floats
     engines, (lanes, width) = rows.first["engines"], rows.shape["engines"]
     ints[at.G_FIRST_ENGINE], ints[at.G_END_ENGINE] = engines, engines + lanes * width
@@ -254,14 +143,16 @@ def _fill_globals(rows: _Rows, deployment: Deployment) -> None:
     ints[at.G_DECODE_EMITS_FIRST] = int(deployment.decode_emits_first_token)
     ints[at.G_CACHED_ON_DECODE] = int(deployment.decode_keeps_prefix)
     ints[at.G_SPINE] = rows.link_handle(deployment.spine)
+    ints[at.G_WINDOW] = deployment.window_tokens
     floats[at.G_KV_BYTES_PER_TOKEN] = deployment.kv_bytes_per_token
+    floats[at.G_WINDOWED_BYTES_PER_TOKEN] = deployment.windowed_kv_bytes_per_token
     if deployment.indices("prefill") and deployment.indices("decode"):
         ints[at.G_LAYERWISE] = int(deployment.layerwise_layers > 0)
     _fill_costs(rows, deployment)
     floats[at.G_LAST_LAYER_SHARE] = 1.0 / max(deployment.layerwise_layers, 1)
 
 
-def _fill_costs(rows: _Rows, deployment: Deployment) -> None:
+def _fill_costs(rows: Rows, deployment: Deployment) -> None:
     """Latency and cost per block of every kind of path; nothing where KV comes from outside."""
     kinds = 1 + max(instance.kind for instance in deployment.instances)
     costs = np.zeros((kinds, kinds, 2, at.COST_WIDTH))
@@ -269,12 +160,13 @@ def _fill_costs(rows: _Rows, deployment: Deployment) -> None:
         known = deployment.path_costs
         for sender, receiver, inside in np.ndindex(kinds, kinds, 2):
             cost = known.get((sender, receiver, bool(inside)), deployment.own_cost)
-            costs[sender, receiver, inside, :2] = cost.latency_s, cost.descriptor_s * cost.descriptors_per_block
+            descriptors = np.array([cost.descriptors_per_block, cost.windowed_descriptors_per_block])
+            costs[sender, receiver, inside] = [cost.latency_s, *(cost.descriptor_s * descriptors)]
     rows.ints[at.G_KINDS] = kinds
     rows.ints[at.G_COSTS] = rows.add_floats(costs)
 
 
-def _fill_engines(rows: _Rows, deployment: Deployment, changes: Sequence[Change]) -> None:
+def _fill_engines(rows: Rows, deployment: Deployment, changes: Sequence[Change], num_limits: int) -> None:
     """One row per lane: an instance with s pipeline stages has s lanes, the first of which is its home."""
     ints, floats = rows.ints_of("engines"), rows.floats_of("engines")
     tables: dict[tuple[int, int], dict[int, int]] = {}
@@ -283,7 +175,7 @@ def _fill_engines(rows: _Rows, deployment: Deployment, changes: Sequence[Change]
     homes = lane_rows(deployment)
     for index, instance in enumerate(deployment.instances):
         lanes = max(instance.step.num_stages, 1)
-        fields = _instance_fields(rows, instance)
+        fields = _instance_fields(rows, instance, deployment.window_tokens)
         for step in instance.step.stages or (instance.step,):
             key = (id(step), instance.max_num_seqs)
             if key not in tables:
@@ -294,9 +186,8 @@ def _fill_engines(rows: _Rows, deployment: Deployment, changes: Sequence[Change]
         fields[at.E_HOME] = rows.first["engines"] + homes[index] * at.E_WIDTH
         for lane in range(lanes):
             row = homes[index] + lane
-            scratch = rows.add_ints(np.zeros(instance.max_num_seqs + instance.block_tokens, dtype=np.int64))
-            lane_fields = {at.E_HEAP: scratch, at.E_PHASES: scratch + instance.max_num_seqs}
             step = instance.step.stages[lane] if instance.step.stages else instance.step
+            lane_fields = _lane_fields(rows, instance, deployment.window_tokens, num_limits)
             lane_fields |= tables[id(step), instance.max_num_seqs]
             for field, value in (fields | lane_fields | {at.E_INDEX: row, at.E_LANE: lane}).items():
                 ints[row, field] = value
@@ -308,31 +199,45 @@ def _fill_engines(rows: _Rows, deployment: Deployment, changes: Sequence[Change]
     _add_lists(rows, deployment, changes, [rows.first["engines"] + row * at.E_WIDTH for row in homes])
 
 
-def lane_rows(deployment: Deployment) -> list[int]:
-    """The row of each instance's first lane."""
-    rows = [0]
-    for instance in deployment.instances:
-        rows.append(rows[-1] + max(instance.step.num_stages, 1))
-    return rows[:-1]
+def _lane_fields(rows: Rows, instance: InstanceSpec, window_tokens: int, num_limits: int) -> dict[int, int]:
+    """What each lane counts for itself: its running sequences, and the steps in which they take and free blocks."""
+    slots, block = instance.max_num_seqs, instance.block_tokens
+    size = window_tokens + block if instance.kv_parts[1] else 0
+    scratch = rows.add_ints(np.zeros(slots + 2 * block + size + num_limits, dtype=np.int64))
+    return {
+        at.E_HEAP: scratch,
+        at.E_PHASES: scratch + slots,
+        at.E_LEAVING: scratch + slots + block,
+        at.E_CROSSING: scratch + slots + 2 * block,
+        at.E_CROSSING_SIZE: size,
+        at.E_SLOW: scratch + slots + 2 * block + size,
+    }
 
 
-def _instance_fields(rows: _Rows, instance: InstanceSpec) -> dict[int, int]:
-    blocks = instance.kv_capacity_tokens // instance.block_tokens
+def _instance_fields(rows: Rows, instance: InstanceSpec, window_tokens: int) -> dict[int, int]:
+    block = instance.block_tokens
+    full, windowed = (part // math.gcd(*instance.kv_parts) for part in instance.kv_parts)
+    pages = instance.kv_capacity_tokens // block * (full + windowed)
+    reserved = -(-instance.reserve_output_tokens // block)
+    in_window = -(-window_tokens // block) + 1
     lanes = max(instance.step.num_stages, 1)
     fields = {
         at.E_ROLE: ROLES[instance.role],
         at.E_BLOCK_TOKENS: instance.block_tokens,
-        at.E_KV_BLOCKS: blocks,
-        at.E_KV_FREE: blocks,
+        at.E_KV_PAGES: pages,
+        at.E_KV_FREE: pages,
+        at.E_FULL_PAGES: full,
+        at.E_WINDOW_PAGES: windowed,
+        at.E_PROMPT_BLOCKS: -(-(window_tokens - 1 + instance.max_num_batched_tokens) // block) + 1,
         at.E_UP: at.UP,
         at.E_NEXT_ROLE: ROLES[instance.role],
-        at.E_WATERMARK_BLOCKS: int(instance.watermark * blocks),
+        at.E_WATERMARK_PAGES: int(instance.watermark * pages),
         at.E_MAX_SEQS: -(-instance.max_num_seqs // lanes),
         at.E_BUDGET_TOKENS: instance.max_num_batched_tokens,
         at.E_PREFILL_FIRST: int(instance.scheduler in ("sglang", "static")),
         at.E_STATIC: int(instance.scheduler == "static"),
         at.E_OPEN: 1,
-        at.E_RESERVE_BLOCKS: -(-instance.reserve_output_tokens // instance.block_tokens),
+        at.E_RESERVE_PAGES: full * reserved + windowed * min(reserved, in_window),
         at.E_LOCAL_LINK: rows.link_handle(instance.local_link if instance.role == "prefill" else None),
         at.E_LANES: lanes,
         at.E_ABOVE_TOKENS: instance.above_tokens,
@@ -348,7 +253,7 @@ def _instance_fields(rows: _Rows, instance: InstanceSpec) -> dict[int, int]:
     return fields
 
 
-def _add_lists(rows: _Rows, deployment: Deployment, changes: Sequence[Change], homes: list[int]) -> None:
+def _add_lists(rows: Rows, deployment: Deployment, changes: Sequence[Change], homes: list[int]) -> None:
     """Lists of entry and decode instances; cumulative shares over each, and one row per entry instance with routes."""
     ints, instances = rows.ints, deployment.instances
     roles = _roles(deployment, changes)
@@ -374,7 +279,7 @@ def _cumulative(weights: list[float]) -> FloatArray:
     return shares
 
 
-def _fill_sources(rows: _Rows, first_arrival_s: float, first_change_s: float) -> None:
+def _fill_sources(rows: Rows, first_arrival_s: float, first_change_s: float) -> None:
     """Wake times and a tournament over them: tree[1] is the source with the earliest event, ties to the left."""
     leaves = 1
     while leaves < rows.shape["engines"][0] + at.FIRST_ENGINE_SOURCE:
@@ -392,7 +297,7 @@ def _fill_sources(rows: _Rows, first_arrival_s: float, first_change_s: float) ->
     rows.ints[at.G_WAKE] = rows.add_floats(wake_s)
 
 
-def _add_tables(rows: _Rows, step: StepModel, max_num_seqs: int) -> dict[int, int]:
+def _add_tables(rows: Rows, step: StepModel, max_num_seqs: int) -> dict[int, int]:
     """Put a step model's tables behind the rows; their offsets and sizes as engine fields."""
     new_knots, past_knots, prefill = _at_least_two_knots(
         step.prefill_new_knots, step.prefill_past_knots, step.prefill_attention_s

@@ -25,14 +25,17 @@ from splitplan.planner.simulate.layout import (
     E_BUSY_S,
     E_CACHE,
     E_CONTEXT,
+    E_CROSSING,
+    E_CROSSING_SIZE,
     E_DECODING,
     E_INCOMING_HEAD,
     E_INDEX,
     E_JOINED_COUNT,
-    E_KV_BLOCKS,
     E_KV_FREE,
+    E_KV_PAGES,
     E_LANES,
     E_LATEST,
+    E_LEAVING,
     E_LOAD,
     E_LOAD_TOKENS,
     E_NEXT_ROLE,
@@ -96,7 +99,7 @@ from splitplan.planner.simulate.lifecycle import release, settle_drain
 from splitplan.planner.simulate.prefix import free_kv
 from splitplan.planner.simulate.queues import push_back, set_wake
 from splitplan.planner.simulate.reads import cancel_reads
-from splitplan.planner.simulate.running import blocks_for
+from splitplan.planner.simulate.running import add_slow_steps, held_pages, prompt_pages
 from splitplan.planner.simulate.runs import advance, wake_idle_lanes
 from splitplan.planner.simulate.steptime import run_end_s, steps_until
 from splitplan.planner.simulate.transfer import cancel_transfer, delivered_tokens
@@ -162,7 +165,7 @@ def _fail(world: World, home: int, now_s: float) -> None:
     ints = world.ints
     for lane in range(home, home + ints[home + E_LANES] * E_WIDTH, E_WIDTH):
         _stop_lane(world, lane, now_s)
-    ints[home + E_KV_FREE] = ints[home + E_KV_BLOCKS]
+    ints[home + E_KV_FREE] = ints[home + E_KV_PAGES]
     ints[home + E_LOAD] = 0
     ints[home + E_LOAD_TOKENS] = 0
     ints[home + E_WAIT_HEAD] = -1
@@ -195,6 +198,7 @@ def _stop_lane(world: World, lane: int, now_s: float) -> None:
     while request >= 0:
         left = ints[request + R_FINISH_STEP] - ints[lane + E_STEPS]
         ints[request + R_GENERATED] = ints[request + R_OUTPUT] - max(left, 1)
+        add_slow_steps(world, lane, request)
         request = ints[request + R_EARLIER]
     for field in (E_RUNNING, E_CONTEXT, E_DECODING, E_RUN_STEPS, E_RUN_DONE, E_JOINED_COUNT):
         ints[lane + field] = 0
@@ -202,6 +206,9 @@ def _stop_lane(world: World, lane: int, now_s: float) -> None:
         ints[lane + field] = -1
     for phase in range(ints[lane + E_BLOCK_TOKENS]):
         ints[ints[lane + E_PHASES] + phase] = 0
+        ints[ints[lane + E_LEAVING] + phase] = 0
+    for slot in range(ints[lane + E_CROSSING_SIZE]):
+        ints[ints[lane + E_CROSSING] + slot] = 0
     floats[lane + E_PAUSED_S] = 0.0
     floats[lane + E_STAGE_FREE_S] = 0.0
     set_wake(world, FIRST_ENGINE_SOURCE + ints[lane + E_INDEX], INFINITE_S)
@@ -230,14 +237,14 @@ def _loses(world: World, request: int, home: int, now_s: float) -> bool:
         reserved = cancel_transfer(world, request, now_s)
         if receiver != home:
             if reserved:
-                ints[receiver + E_KV_FREE] += blocks_for(world, receiver, delivered_tokens(world, request))
+                ints[receiver + E_KV_FREE] += held_pages(world, receiver, delivered_tokens(world, request))
             else:
                 _leave_incoming(world, receiver, request)
             release(world, receiver, request)
             wake_idle_lanes(world, receiver, now_s)
             settle_drain(world, receiver, now_s)
         elif sender != home:
-            free_kv(world, sender, request, ints[request + R_TARGET])
+            free_kv(world, sender, request, prompt_pages(world, sender, ints[request + R_TARGET]))
             wake_idle_lanes(world, sender, now_s)
             settle_drain(world, sender, now_s)
         return True

@@ -42,6 +42,8 @@ class InstanceSpec:
     max_num_batched_tokens: int = 8192
     share: float = 1.0  # relative, among instances that take new requests, or among decode instances
     watermark: float = 0.0  # share of the KV blocks kept free when a prompt is admitted to a busy instance
+    kv_parts: tuple[int, int] = (1, 0)  # of the KV memory of a block: layers that keep every token, layers that free
+    # what left their window (`Deployment.window_tokens`); (1, 0) where the engine frees nothing
     reserve_output_tokens: int = 0  # KV kept free per running sequence on admission (SGLang's decode reservation)
     prefix_cache: bool = True  # prompt blocks stay in HBM until KV needs the room (when requests name their blocks)
     host_cache_tokens: int = 0  # copies of prompt blocks in host memory
@@ -64,6 +66,7 @@ class PathCost:
     latency_s: float  # hand-shake, router hop
     descriptor_s: float
     descriptors_per_block: float
+    windowed_descriptors_per_block: float = 0.0  # of them, in layers with a window
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,9 @@ class Deployment:
 
     instances: tuple[InstanceSpec, ...]
     links: tuple[Link, ...] = ()
-    kv_bytes_per_token: float = 0.0
+    kv_bytes_per_token: float = 0.0  # over all layers
+    window_tokens: int = 0  # what layers with a sliding window see; 0: there are none
+    windowed_kv_bytes_per_token: float = 0.0  # of `kv_bytes_per_token`, in those layers
     transfer_latency_s: float = 0.0  # per transfer: hand-shake, router hop
     descriptor_s: float = 0.0
     descriptors_per_block: float = 0.0
@@ -179,6 +184,9 @@ def _is_route(deployment: Deployment, prefill: int, decode: int) -> bool:
 def _cost_problems(deployment: Deployment) -> list[Problem]:
     """Times and sizes that are no numbers would never let a simulation end."""
     problems = []
+    if not 0 <= deployment.windowed_kv_bytes_per_token <= deployment.kv_bytes_per_token:
+        value = f"{deployment.windowed_kv_bytes_per_token}"
+        problems.append(Problem(value, key="windowed_kv_bytes_per_token", expected="at most kv_bytes_per_token"))
     for key in ("kv_bytes_per_token", "transfer_latency_s", "descriptor_s", "descriptors_per_block"):
         value = getattr(deployment, key)
         if not 0 <= value < math.inf:
@@ -228,6 +236,10 @@ def _instance_problems(instance: InstanceSpec, deployment: Deployment) -> Sequen
         wrong.append(("watermark", instance.watermark, "a share below 1"))
     if instance.host_cache_tokens < 0 or (instance.host_cache_tokens and not instance.host_cache_bytes_per_s > 0):
         wrong.append(("host_cache_tokens", instance.host_cache_tokens, "at least 0, with host_cache_bytes_per_s"))
+    full, windowed = instance.kv_parts
+    if not (full >= 0 and windowed >= 0 and full + windowed > 0) or (windowed and deployment.window_tokens < 1):
+        expected = "two numbers from 0 on, not both 0; the second above 0 only with window_tokens"
+        wrong.append(("kv_parts", instance.kv_parts, expected))
     if instance.kind < 0:
         wrong.append(("kind", instance.kind, "at least 0"))
     if instance.reserve_output_tokens < 0:

@@ -8,6 +8,7 @@ from splitplan.planner.simulate.layout import (
     E_HOME,
     E_INCOMING_HEAD,
     E_INDEX,
+    E_KV_FREE,
     E_LANES,
     E_PARTIAL,
     E_PROMPTS,
@@ -40,7 +41,7 @@ from splitplan.planner.simulate.layout import (
 from splitplan.planner.simulate.lifecycle import complete, release
 from splitplan.planner.simulate.prefix import free_kv, publish_prefix, trim_cache
 from splitplan.planner.simulate.queues import set_wake
-from splitplan.planner.simulate.running import join_running, leave_running
+from splitplan.planner.simulate.running import held_pages, join_running, leave_running, prompt_pages
 from splitplan.planner.simulate.runs import advance, end_run, wake_idle_lanes
 from splitplan.planner.simulate.schedule import schedule
 from splitplan.planner.simulate.steptime import run_end_s
@@ -102,7 +103,7 @@ def _finish_sequences(world: World, engine: int, now_s: float) -> None:
         request = world.ints[heap]
         if world.ints[request + R_FINISH_STEP] > ints[engine + E_STEPS]:
             break
-        free_kv(world, engine, request, leave_running(world, engine, request))
+        free_kv(world, engine, request, held_pages(world, engine, leave_running(world, engine, request)))
         complete(world, home, request, now_s)
 
 
@@ -128,9 +129,10 @@ def _start_decoding(world: World, engine: int, request: int, now_s: float) -> No
     record_token(world, request, now_s)
     ints[request + R_GENERATED] += 1
     if ints[request + R_GENERATED] == ints[request + R_OUTPUT]:
-        free_kv(world, engine, request, context)
+        free_kv(world, engine, request, prompt_pages(world, engine, context))
         complete(world, home, request, now_s)
     else:
+        ints[home + E_KV_FREE] += prompt_pages(world, engine, context) - held_pages(world, engine, context)
         join_running(world, engine, request, context)
 
 
@@ -145,7 +147,7 @@ def _hand_over(world: World, engine: int, request: int, now_s: float) -> None:
         world.floats[request + R_LAST_S] = now_s
         ints[request + R_GENERATED] += 1
     if alone or ints[request + R_GENERATED] == ints[request + R_OUTPUT]:
-        free_kv(world, engine, request, context)
+        free_kv(world, engine, request, prompt_pages(world, engine, context))
         complete(world, home, request, now_s)
         return
     release(world, home, request)

@@ -50,7 +50,14 @@ def goodput(
 
     def meets(rate: float) -> bool:
         runs = [
-            simulate(deployment, at_rate(requests, rate), seed=seed, routing=routing, form=form)
+            simulate(
+                deployment,
+                at_rate(requests, rate),
+                seed=seed,
+                routing=routing,
+                itl_limit_s=slo.itl.seconds if slo.itl else None,
+                form=form,
+            )
             for seed, requests in enumerate(samples)
         ]
         found[rate] = combine(runs).attainment(slo)

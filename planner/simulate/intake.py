@@ -11,6 +11,7 @@ from splitplan.planner.simulate.layout import (
     E_WAIT_HEAD,
     G_DECODE_EMITS_FIRST,
     G_LIMBO_HEAD,
+    G_LIMITS,
     NOWHERE_NOW,
     PENDING,
     R_AT,
@@ -20,7 +21,9 @@ from splitplan.planner.simulate.layout import (
     R_GENERATED,
     R_INPUT,
     R_LAST_S,
+    R_LIMIT,
     R_OUTPUT,
+    R_SLOW_GAPS,
     R_STATE,
     R_TARGET,
     TRANSFERRING,
@@ -28,10 +31,10 @@ from splitplan.planner.simulate.layout import (
     World,
 )
 from splitplan.planner.simulate.lifecycle import assign, complete, reject, settle_drain
-from splitplan.planner.simulate.prefix import blocks_to_take, free_kv
+from splitplan.planner.simulate.prefix import free_kv, pages_to_take
 from splitplan.planner.simulate.queues import push_back
 from splitplan.planner.simulate.routing import choose_decoder, choose_entry
-from splitplan.planner.simulate.running import blocks_for
+from splitplan.planner.simulate.running import held_pages, prompt_pages
 from splitplan.planner.simulate.runs import gap_bin, notify
 from splitplan.planner.simulate.transfer import delivered_tokens
 
@@ -43,7 +46,7 @@ def enqueue_prompt(world: World, home: int, request: int, now_s: float) -> None:
     world.ints[request + R_AT] = home
     push_back(world, home, E_WAIT_HEAD, request)
     if alone or world.ints[home + E_LANES] > 1 or world.ints[home + E_RUN_STEPS] == 0:
-        notify(world, home, now_s, blocks_to_take(world, home, request, world.ints[request + R_TARGET]))
+        notify(world, home, now_s, pages_to_take(world, home, request, world.ints[request + R_TARGET]))
 
 
 def enqueue_incoming(world: World, home: int, request: int, now_s: float) -> None:
@@ -51,7 +54,7 @@ def enqueue_incoming(world: World, home: int, request: int, now_s: float) -> Non
     alone = world.ints[home + E_INCOMING_HEAD] < 0
     push_back(world, home, E_INCOMING_HEAD, request)
     if alone or world.ints[home + E_LANES] > 1 or world.ints[home + E_RUN_STEPS] == 0:
-        notify(world, home, now_s, blocks_for(world, home, delivered_tokens(world, request)))
+        notify(world, home, now_s, held_pages(world, home, delivered_tokens(world, request)))
 
 
 def arrive_with_kv(world: World, home: int, request: int, now_s: float) -> None:
@@ -91,7 +94,7 @@ def ask_decoder(world: World, request: int, now_s: float) -> None:
     decoder = choose_decoder(world, request)
     if decoder < 0:
         sender = world.ints[request + R_ENTRY]
-        free_kv(world, sender, request, world.ints[request + R_TARGET])
+        free_kv(world, sender, request, prompt_pages(world, sender, world.ints[request + R_TARGET]))
         settle_drain(world, sender, now_s)
         world.ints[request + R_STATE] = PENDING
         world.ints[request + R_TARGET] = world.ints[request + R_INPUT] + world.ints[request + R_GENERATED]
@@ -108,7 +111,11 @@ def record_token(world: World, request: int, now_s: float) -> None:
     if floats[request + R_FIRST_S] < 0.0:
         floats[request + R_FIRST_S] = now_s
     else:
-        world.ints[gap_bin(world, now_s - floats[request + R_LAST_S])] += 1
+        gap_s = now_s - floats[request + R_LAST_S]
+        world.ints[gap_bin(world, gap_s)] += 1
+        limit = world.ints[request + R_LIMIT]
+        if limit >= 0 and gap_s > floats[world.ints[G_LIMITS] + limit]:
+            world.ints[request + R_SLOW_GAPS] += 1
 
 
 def has_decode_left(world: World, request: int) -> bool:

@@ -7,8 +7,8 @@ from splitplan.planner.simulate.layout import (
     ARRIVALS_OPEN,
     DRAINING,
     E_BACK_S,
-    E_KV_BLOCKS,
     E_KV_FREE,
+    E_KV_PAGES,
     E_LOAD,
     E_LOAD_TOKENS,
     E_RELOAD_S,
@@ -66,7 +66,7 @@ def settle_drain(world: World, home: int, now_s: float) -> None:
     ints = world.ints
     if ints[home + E_UP] != DRAINING or ints[home + E_LOAD] > 0:
         return
-    if ints[home + E_KV_FREE] == ints[home + E_KV_BLOCKS]:
+    if ints[home + E_KV_FREE] == ints[home + E_KV_PAGES]:
         ints[home + E_UP] = 0
         back_s = now_s + world.floats[home + E_RELOAD_S]
         world.floats[home + E_BACK_S] = back_s

@@ -3,6 +3,7 @@
 A cache has a header (oldest, newest, unreferenced entries, capacity) and three integers per known block: how many
 requests use it (−1: not held), and its neighbours in the queue of unreferenced ones, oldest first (LRU).
 
+Layers with a window have no part in sharing: every request is charged for its own window.
 In an instance's HBM, blocks in use are counted like any KV; unreferenced ones are part of E_KV_FREE and give way when
 it shrinks. Host and store hold copies of every prompt block computed (write-through) up to their capacity; the step
 that admits a prompt waits for what it reads from them (reads.py).
@@ -21,22 +22,25 @@ from splitplan.planner.simulate.layout import (
     C_SLOT_WIDTH,
     C_SLOTS,
     E_CACHE,
-    E_HASH_BLOCKS,
+    E_HASH_PAGES,
     E_HOME,
     E_HOST_CACHE,
     E_HOST_READ_BYTES,
     E_KV_FREE,
     E_STORE_READ_BYTES,
+    E_WINDOW_PAGES,
     G_HASH_TOKENS,
     G_KV_BYTES_PER_TOKEN,
     G_STORE,
+    G_WINDOW,
+    G_WINDOWED_BYTES_PER_TOKEN,
     R_CACHED,
     R_PREFIX,
     R_PREFIX_COUNT,
     R_SHARED,
     World,
 )
-from splitplan.planner.simulate.running import blocks_for
+from splitplan.planner.simulate.running import prompt_pages
 
 
 def held_blocks(world: World, cache: int, request: int, start: int) -> int:
@@ -50,18 +54,18 @@ def held_blocks(world: World, cache: int, request: int, start: int) -> int:
     return count
 
 
-def blocks_to_take(world: World, home: int, request: int, tokens: int) -> int:
-    """KV blocks an admission takes from E_KV_FREE: its own, and cached ones that nobody else is using."""
+def pages_to_take(world: World, home: int, request: int, tokens: int) -> int:
+    """KV pages an admission takes from E_KV_FREE: its own, and cached ones that nobody else is using."""
     ints = world.ints
-    blocks = blocks_for(world, home, tokens)
+    pages = prompt_pages(world, home, tokens)
     cache = ints[home + E_CACHE]
     if cache < 0:
-        return blocks
+        return pages
     held = held_blocks(world, cache, request, 0)
     for k in range(held):
         if ints[_slot(world, cache, request, k) + C_REFERENCES] > 0:
-            blocks -= ints[home + E_HASH_BLOCKS]
-    return blocks
+            pages -= ints[home + E_HASH_PAGES]
+    return pages
 
 
 def claim_prefix(world: World, engine: int, request: int) -> None:
@@ -94,22 +98,22 @@ def publish_prefix(world: World, engine: int, request: int) -> None:
         if ints[slot + C_REFERENCES] < 0:
             ints[slot + C_REFERENCES] = 0
         else:
-            ints[home + E_KV_FREE] += ints[home + E_HASH_BLOCKS]
+            ints[home + E_KV_FREE] += ints[home + E_HASH_PAGES]
             if ints[slot + C_REFERENCES] == 0:
                 _unqueue(world, cache, slot)
-                ints[home + E_KV_FREE] -= ints[home + E_HASH_BLOCKS]
+                ints[home + E_KV_FREE] -= ints[home + E_HASH_PAGES]
         ints[slot + C_REFERENCES] += 1
     ints[request + R_SHARED] = ints[request + R_PREFIX_COUNT]
     _store(world, ints[home + E_HOST_CACHE], request)
     _store(world, ints[G_STORE], request)
 
 
-def free_kv(world: World, engine: int, request: int, tokens: int) -> None:
-    """A request gives back its blocks for `tokens`: its own at once, shared ones when their last user is gone."""
+def free_kv(world: World, engine: int, request: int, pages: int) -> None:
+    """A request gives back its pages: its own at once, shared ones when their last user is gone."""
     ints = world.ints
     home = ints[engine + E_HOME]
     shared = ints[request + R_SHARED]
-    ints[home + E_KV_FREE] += blocks_for(world, engine, tokens)
+    ints[home + E_KV_FREE] += pages
     if shared <= 0:
         return
     cache = ints[home + E_CACHE]
@@ -119,7 +123,7 @@ def free_kv(world: World, engine: int, request: int, tokens: int) -> None:
         if ints[slot + C_REFERENCES] == 0:
             _enqueue(world, cache, slot)
         else:
-            ints[home + E_KV_FREE] -= ints[home + E_HASH_BLOCKS]
+            ints[home + E_KV_FREE] -= ints[home + E_HASH_PAGES]
     ints[request + R_SHARED] = 0
 
 
@@ -130,7 +134,7 @@ def trim_cache(world: World, engine: int) -> None:
     cache = ints[home + E_CACHE]
     if cache < 0:
         return
-    while ints[cache + C_COUNT] * ints[home + E_HASH_BLOCKS] > ints[home + E_KV_FREE]:
+    while ints[cache + C_COUNT] * ints[home + E_HASH_PAGES] > ints[home + E_KV_FREE]:
         _forget_oldest(world, cache)
 
 
@@ -139,17 +143,26 @@ def _read_tiers(world: World, engine: int, request: int, held: int) -> int:
     ints = world.ints
     host = ints[ints[engine + E_HOME] + E_HOST_CACHE]
     store = ints[G_STORE]
-    block_bytes = ints[G_HASH_TOKENS] * world.floats[G_KV_BYTES_PER_TOKEN]
     known = held
     while known < ints[request + R_PREFIX_COUNT]:
-        if host >= 0 and ints[_slot(world, host, request, known) + C_REFERENCES] >= 0:
-            world.floats[engine + E_HOST_READ_BYTES] += block_bytes
-        elif store >= 0 and ints[_slot(world, store, request, known) + C_REFERENCES] >= 0:
-            world.floats[engine + E_STORE_READ_BYTES] += block_bytes
-        else:
+        if not _holds(world, host, request, known) and not _holds(world, store, request, known):
             break
         known += 1
+    block = ints[G_HASH_TOKENS]
+    for k in range(held, known):
+        num_bytes = block * world.floats[G_KV_BYTES_PER_TOKEN]
+        if ints[engine + E_WINDOW_PAGES] > 0:  # layers with a window need its tokens only, the last ones
+            unseen = block - min(block, max(0, ints[G_WINDOW] - (known - k - 1) * block))
+            num_bytes -= unseen * world.floats[G_WINDOWED_BYTES_PER_TOKEN]
+        if _holds(world, host, request, k):
+            world.floats[engine + E_HOST_READ_BYTES] += num_bytes
+        else:
+            world.floats[engine + E_STORE_READ_BYTES] += num_bytes
     return known
+
+
+def _holds(world: World, cache: int, request: int, k: int) -> bool:
+    return cache >= 0 and world.ints[_slot(world, cache, request, k) + C_REFERENCES] >= 0
 
 
 def _store(world: World, cache: int, request: int) -> None:

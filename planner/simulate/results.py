@@ -7,14 +7,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from splitplan.catalogs.errors import InputError, Problem
 from splitplan.planner.simulate import layout as at
-from splitplan.planner.simulate.build import GAP_EDGES_S, lane_rows
+from splitplan.planner.simulate.build import GAP_EDGES_S
 from splitplan.planner.simulate.deployment import Deployment
-from splitplan.planner.simulate.statistics import Interval, mean_interval, percentile_interval, share_interval
-from splitplan.planner.spec.slo import Slo
+from splitplan.planner.simulate.rows import lane_rows
+from splitplan.planner.simulate.statistics import (
+    Interval,
+    mean_interval,
+    percentile_interval,
+    ratio_interval,
+    share_interval,
+)
+from splitplan.planner.spec.slo import Slo, Target
 from splitplan.planner.spec.workload import FloatArray, IntArray
 
+BoolArray = NDArray[np.bool_]
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 
 
@@ -47,6 +57,9 @@ class Run:
     transfer_s: FloatArray  # end of prefill → KV at the decode instance; NaN without a transfer
     entry: IntArray  # index of the instance that prefilled it; −1 when rejected
     decoder: IntArray  # index of the decode instance; −1 when there was none
+    gaps: IntArray  # inter-token times of the request: output tokens − 1
+    slow_gaps: IntArray  # of them, those longer than its limit
+    itl_limit_s: FloatArray  # that limit; infinite where none was given
     preemptions: IntArray
     cached_tokens: IntArray  # prompt tokens that needed no prefill
     num_arrived: int
@@ -60,6 +73,13 @@ class Run:
     instances: tuple[InstanceUse, ...]
     gap_counts: IntArray  # inter-token times, by bins of GAP_EDGES_S
     warmup: int  # leading requests that statistics leave out
+
+    def itl_met(self, target: Target) -> BoolArray:
+        """Which requests meet a target on ITL: so many of their own gaps as the percentile says are within the limit.
+
+        So p99 lets a request have one gap in a hundred that is longer; one with a single token has none and meets it.
+        """
+        return self.slow_gaps <= self.gaps - np.ceil(self.gaps * target.percentile / 100 - 1e-9)
 
     @property
     def num_preemptions(self) -> int:
@@ -135,10 +155,29 @@ class Results:
         index = int(np.searchsorted(np.cumsum(counts), math.ceil(total * percentile / 100 - 1e-9)))
         return float(GAP_EDGES_S[min(index + 1, len(GAP_EDGES_S) - 1)])
 
-    def attainment(self, slo: Slo) -> Interval:
-        """The share of requests that meet all of TTFT, TPOT and E2E, as bounds on each request.
+    def itl_summary(self) -> dict[str, Interval]:
+        """Percentiles over all inter-token times, as `summary` names them; without intervals."""
+        found = {f"p{percentile:g}": self.itl_percentile_s(percentile) for percentile in PERCENTILES}
+        return {name: Interval(value, -math.inf, math.inf) for name, value in found.items()}
 
-        Rejected and unfinished requests miss. A target on ITL is one on tokens, not requests: see `itl_percentile_s`.
+    def slow_gap_share(self, chosen: Sequence[BoolArray] | None = None) -> Interval:
+        """The share of inter-token times, of all requests or [run][n] those chosen, that were longer than their limit.
+
+        A percentile over all tokens, as `vllm bench` reports ITL, is within the limit when this is at most 1 − p.
+        """
+        everyone = [np.ones(len(run.gaps), dtype=np.bool_) for run in self.runs]
+        kept = [
+            own & (np.arange(len(own)) >= run.warmup) for run, own in zip(self.runs, chosen or everyone, strict=True)
+        ]
+        slow = [run.slow_gaps[keep].astype(np.float64) for run, keep in zip(self.runs, kept, strict=True)]
+        gaps = [run.gaps[keep].astype(np.float64) for run, keep in zip(self.runs, kept, strict=True)]
+        return ratio_interval(slow, gaps)
+
+    def attainment(self, slo: Slo) -> Interval:
+        """The share of requests that meet all of TTFT, TPOT, E2E and ITL, as bounds on each request.
+
+        Rejected and unfinished requests miss. A request meets a target on ITL when the target's percentile of its own
+        inter-token times is within it (`Run.itl_met`); this needs `simulate(…, itl_limit_s=slo.itl.seconds)`.
         """
         return share_interval([_met(run, slo).astype(np.float64) for run in self.runs])
 
@@ -155,15 +194,24 @@ def combine(results: Sequence[Results]) -> Results:
     return Results(tuple(run for result in results for run in result.runs))
 
 
-def _met(run: Run, slo: Slo) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _met(run: Run, slo: Slo) -> BoolArray:
     met = np.isfinite(run.e2e_s)
     for target, values in ((slo.ttft, run.ttft_s), (slo.tpot, run.tpot_s), (slo.e2e, run.e2e_s)):
         if target is not None:
             met &= np.isnan(values) | (values <= target.seconds)
+    if slo.itl is not None:
+        if (run.itl_limit_s != slo.itl.seconds).any():
+            raise InputError(
+                Problem(
+                    f"the run did not count inter-token times beyond {slo.itl.seconds} s",
+                    next_step=f"simulate(…, itl_limit_s={slo.itl.seconds})",
+                )
+            )
+        met &= run.itl_met(slo.itl)
     return met[run.warmup :]
 
 
-def read_run(world: at.World, deployment: Deployment, warmup: int) -> Run:
+def read_run(world: at.World, deployment: Deployment, warmup: int, itl_limit_s: float | FloatArray = np.inf) -> Run:
     """The outcome that lies in the arrays of a finished simulation."""
     all_ints, all_floats = np.asarray(world.ints, dtype=np.int64), np.asarray(world.floats, dtype=np.float64)
     rows = slice(int(all_ints[at.G_FIRST_REQUEST]), int(all_ints[at.G_END_REQUEST]))
@@ -188,6 +236,9 @@ def read_run(world: at.World, deployment: Deployment, warmup: int) -> Run:
         transfer_s=_span(floats, at.R_PREFILLED_S, at.R_DELIVERED_S),
         entry=index_of(ints[:, at.R_ENTRY]),
         decoder=index_of(ints[:, at.R_DECODER]),
+        gaps=gaps,
+        slow_gaps=ints[:, at.R_SLOW_GAPS].copy(),
+        itl_limit_s=np.broadcast_to(np.asarray(itl_limit_s, dtype=np.float64), len(gaps)).copy(),
         preemptions=ints[:, at.R_PREEMPTIONS].copy(),
         cached_tokens=ints[:, at.R_CACHED].copy(),
         num_arrived=int(all_ints[at.G_ARRIVED]),
@@ -231,7 +282,7 @@ def _instance_uses(ints: IntArray, floats: FloatArray, deployment: Deployment, e
                 name=instance.name,
                 utilisation=float(f[:, at.E_BUSY_S].sum()) / max(end_s, 1e-300),
                 mean_batch=float(f[:, at.E_BATCH_S].sum()) / busy_s,
-                mean_kv_share=float(f[:, at.E_KV_BLOCK_S].sum()) / busy_s / int(i[0, at.E_KV_BLOCKS]),
+                mean_kv_share=float(f[:, at.E_KV_PAGE_S].sum()) / busy_s / int(i[0, at.E_KV_PAGES]),
                 num_steps=int(i[:, at.E_STEP_COUNT].sum()),
                 num_served=int(i[0, at.E_SERVED]),
                 num_preemptions=int(i[:, at.E_PREEMPTIONS].sum()),

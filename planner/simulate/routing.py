@@ -7,7 +7,7 @@ from splitplan.planner.simulate.layout import (
     E_ABOVE_TOKENS,
     E_CACHE,
     E_CREDIT,
-    E_KV_BLOCKS,
+    E_KV_PAGES,
     E_LOAD,
     E_LOAD_TOKENS,
     E_ROLE,
@@ -39,7 +39,7 @@ from splitplan.planner.simulate.layout import (
     World,
 )
 from splitplan.planner.simulate.prefix import held_blocks
-from splitplan.planner.simulate.running import blocks_for
+from splitplan.planner.simulate.running import prompt_pages
 
 
 def choose_entry(world: World, request: int) -> int:
@@ -173,4 +173,4 @@ def _fits(world: World, engine: int, request: int) -> bool:
         return False
     if world.ints[engine + E_ROLE] != PREFILL:
         tokens += world.ints[request + R_OUTPUT] - 1
-    return blocks_for(world, engine, tokens) <= world.ints[engine + E_KV_BLOCKS]
+    return prompt_pages(world, engine, tokens) <= world.ints[engine + E_KV_PAGES]

@@ -7,14 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from splitplan.catalogs.errors import InputError, MissingExtraError, Problem
 from splitplan.planner.simulate import layout as at
-from splitplan.planner.simulate.build import Arrivals, Routing, build_world, check_requests
+from splitplan.planner.simulate.build import Arrivals, Routing, build_world
+from splitplan.planner.simulate.build_requests import check_requests
 from splitplan.planner.simulate.compiled import compiled_run_events, has_numba, is_cached, is_loaded
 from splitplan.planner.simulate.deployment import Change, Deployment, check_changes, check_deployment
 from splitplan.planner.simulate.loop import run_events
 from splitplan.planner.simulate.results import Results, read_run
-from splitplan.planner.spec.workload import Requests
+from splitplan.planner.spec.workload import FloatArray, Requests
 
 Form = Literal["auto", "python", "numba"]
 
@@ -38,6 +41,7 @@ def simulate(
     warmup_share: float | None = None,
     until_s: float | None = None,
     changes: Sequence[Change] = (),
+    itl_limit_s: float | FloatArray | None = None,
     form: Form = "auto",
 ) -> Results:
     """Serve `requests` with `deployment` and report latencies.
@@ -48,6 +52,7 @@ def simulate(
         share; "least_tokens" fewest prompt tokens per share.
     warmup_share: leading share of requests that statistics leave out; by default 5 % of open arrivals, else none.
     changes: failures, restarts and role switches on the way.
+    itl_limit_s: what `Run.slow_gaps` counts against, one for all requests or [n] (infinite: none).
     until_s: stop there; what is in flight then counts as missed.
     form: "numba", "python", or by the size of the run. Both give the same bits.
     """
@@ -62,6 +67,7 @@ def simulate(
         warmup_share=warmup_share,
         until_s=until_s,
         changes=changes,
+        itl_limit_s=itl_limit_s,
         form=form,
     )
     job.serve(job.world, at.INFINITE_S if until_s is None else until_s)
@@ -77,6 +83,7 @@ class Job:
     serve: Callable[[at.World, float], None]
     warmup: int
     until_s: float | None
+    itl_limit_s: float | FloatArray
 
 
 def prepare(
@@ -91,6 +98,7 @@ def prepare(
     warmup_share: float | None = None,
     until_s: float | None = None,
     changes: Sequence[Change] = (),
+    itl_limit_s: float | FloatArray | None = None,
     form: Form = "auto",
 ) -> Job:
     """Check everything and build the arrays; see `simulate`."""
@@ -110,16 +118,18 @@ def prepare(
         stepping=False,
         as_lists=not compiled,
         changes=changes,
+        itl_limit_s=itl_limit_s,
     )
     if warmup_share is None:
         warmup_share = WARMUP_SHARE if arrivals == "open" else 0.0
     warmup = int(warmup_share * len(requests))
-    return Job(deployment, world, compiled_run_events() if compiled else run_events, warmup, until_s)
+    serve = compiled_run_events() if compiled else run_events
+    return Job(deployment, world, serve, warmup, until_s, np.inf if itl_limit_s is None else itl_limit_s)
 
 
 def finish(job: Job) -> Results:
     """Read the outcome of a served job."""
-    return Results((read_run(job.world, job.deployment, job.warmup),))
+    return Results((read_run(job.world, job.deployment, job.warmup, job.itl_limit_s),))
 
 
 def _use_compiled(form: Form, num_requests: int) -> bool:

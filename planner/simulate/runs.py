@@ -13,24 +13,26 @@ from splitplan.planner.simulate.layout import (
     E_CONTEXT_COUNT,
     E_CONTEXT_KNOTS,
     E_DECODING,
+    E_FULL_PAGES,
     E_GAP_S,
     E_HANDOFF_S,
     E_HEAP,
     E_HOME,
     E_HOST_TABLE,
+    E_INCOMING_HEAD,
     E_INDEX,
     E_JOINED_COUNT,
-    E_KV_BLOCK_S,
-    E_KV_BLOCKS,
     E_KV_FREE,
+    E_KV_PAGE_S,
+    E_KV_PAGES,
     E_LANES,
+    E_LATEST,
     E_MAX_SEQS,
     E_OVERHEAD_DECODE_S,
     E_OVERHEAD_PREFILL_S,
     E_PARTIAL,
     E_PAUSED_COUNT,
     E_PAUSED_S,
-    E_PHASES,
     E_PREEMPTED,
     E_READY_S,
     E_RUN_DONE,
@@ -41,6 +43,7 @@ from splitplan.planner.simulate.layout import (
     E_RUN_STEPS,
     E_RUNNING,
     E_SEQUENCE_TABLE,
+    E_SLOW,
     E_STAGE_FREE_S,
     E_STAGE_S,
     E_STEP_ATTENTION_S,
@@ -52,17 +55,23 @@ from splitplan.planner.simulate.layout import (
     E_UNLIKE,
     E_WAIT_HEAD,
     E_WIDTH,
+    E_WINDOW_PAGES,
     FIRST_ENGINE_SOURCE,
     G_EDGE_COUNT,
     G_EDGES,
     G_GAPS,
+    G_LIMIT_COUNT,
+    G_LIMITS,
     G_STEPPING,
     INFINITE_S,
+    R_EARLIER,
     R_FINISH_STEP,
+    R_LIMIT,
+    R_SLOW_GAPS,
     World,
 )
 from splitplan.planner.simulate.queues import set_wake
-from splitplan.planner.simulate.running import growth
+from splitplan.planner.simulate.running import step_pages, take_steps
 from splitplan.planner.simulate.steptime import decode_attention_s, run_end_s, segment_below, steps_until
 
 
@@ -167,21 +176,27 @@ def _extend_run(world: World, engine: int, device_s: float, host_s: float) -> No
 
 
 def _steps_with_kv(world: World, engine: int, most: int) -> int:
-    """Steps, at most `most`, whose blocks are free; those of the first step are already taken."""
+    """Steps, at most `most`, whose pages are free; those of the first step are already taken.
+
+    Where windows give pages back, a run also ends before a step that leaves more free than there were, since somebody
+    who waits might fit then.
+    """
     ints = world.ints
-    free = ints[engine + E_KV_FREE]
+    home = ints[engine + E_HOME]
+    free = ints[home + E_KV_FREE]
     block = ints[engine + E_BLOCK_TOKENS]
-    if ints[engine + E_RUNNING] * ((most + block - 2) // block) <= free:
+    windows = ints[engine + E_WINDOW_PAGES]
+    waiting = windows > 0 and max(ints[home + E_WAIT_HEAD], ints[home + E_INCOMING_HEAD]) >= 0
+    pages = ints[engine + E_RUNNING] * (ints[engine + E_FULL_PAGES] + windows)
+    if pages * ((most + block - 2) // block) <= free and not waiting:
         return most
-    phases = ints[engine + E_PHASES]
-    phase = ints[engine + E_STEPS] % block
+    if windows > 0:
+        most = min(most, block)  # within a block no sequence crosses the edge of its window twice
+    at_first = free
     steps = 1
     while steps < most:
-        phase += 1
-        if phase == block:
-            phase = 0
-        free -= world.ints[phases + phase]
-        if free < 0:
+        free -= step_pages(world, engine, ints[engine + E_STEPS] + steps)
+        if free < 0 or (waiting and free > at_first):
             break
         steps += 1
     return steps
@@ -195,8 +210,8 @@ def _wake_for_run(world: World, engine: int) -> None:
     set_wake(world, source, run_end_s(world, engine, steps))
 
 
-def notify(world: World, engine: int, now_s: float, blocks: int) -> None:
-    """Something that needs a slot and `blocks` arrived: wake an idle engine, or end a run it can join early."""
+def notify(world: World, engine: int, now_s: float, pages: int) -> None:
+    """Something that needs a slot and `pages` arrived: wake an idle engine, or end a run it can join early."""
     ints = world.ints
     if ints[engine + E_LANES] > 1:
         wake_idle_lanes(world, engine, now_s)
@@ -207,7 +222,7 @@ def notify(world: World, engine: int, now_s: float, blocks: int) -> None:
         return
     if steps == 1 or ints[engine + E_RUNNING] >= ints[engine + E_MAX_SEQS]:
         return
-    if blocks > ints[engine + E_RUN_FREE]:
+    if pages > ints[engine + E_RUN_FREE] and ints[engine + E_WINDOW_PAGES] == 0:
         return  # a run only takes blocks: what does not fit at its start does not fit within it
     sooner = steps_until(world, engine, now_s, steps)
     if sooner < steps:
@@ -235,11 +250,13 @@ def advance(world: World, engine: int, steps: int) -> None:
     if batch > 0:
         home = ints[engine + E_HOME]
         if done == 0:  # the first step's blocks were taken when it was scheduled
-            ints[home + E_KV_FREE] -= growth(world, engine, 1, steps - 1)
+            ints[home + E_KV_FREE] -= take_steps(world, engine, 1, steps - 1)
         else:
-            ints[home + E_KV_FREE] -= growth(world, engine, 0, steps)
+            ints[home + E_KV_FREE] -= take_steps(world, engine, 0, steps)
         ints[engine + E_CONTEXT] += steps * batch
         ints[engine + E_STEPS] += steps
+        if ints[G_LIMIT_COUNT] > 0:
+            _count_slow_steps(world, engine, done, done + steps)
         _record_gaps(world, engine, done, done + steps)
 
 
@@ -253,9 +270,9 @@ def end_run(world: World, engine: int) -> None:
         if floats[engine + E_PAUSED_S] == 0.0:
             ints[engine + E_PAUSED_COUNT] = ints[engine + E_RUNNING]
         floats[engine + E_PAUSED_S] += run_s
-    held = ints[engine + E_KV_BLOCKS] - ints[ints[engine + E_HOME] + E_KV_FREE]
+    held = ints[engine + E_KV_PAGES] - ints[ints[engine + E_HOME] + E_KV_FREE]
     floats[engine + E_BUSY_S] += seconds
-    floats[engine + E_KV_BLOCK_S] += seconds * held
+    floats[engine + E_KV_PAGE_S] += seconds * held
     floats[engine + E_BATCH_S] += seconds * ints[engine + E_RUNNING]
 
 
@@ -298,3 +315,51 @@ def _record_gaps(world: World, engine: int, done: int, last: int) -> None:
                 high = middle
         world.ints[here] += (low - step + 1) * batch
         step = low + 1
+
+
+def _count_slow_steps(world: World, engine: int, done: int, last: int) -> None:
+    """Count the steps done + 1 … last that were longer than each limit on inter-token times.
+
+    All sequences that decode share the count. The first step of a run is no gap for those that came with their KV, and
+    ends a longer one for those that were paused: they are set right one by one.
+    """
+    ints = world.ints
+    floats = world.floats
+    for k in range(ints[G_LIMIT_COUNT]):
+        limit_s = floats[ints[G_LIMITS] + k]
+        ints[ints[engine + E_SLOW] + k] += _slow_steps(world, engine, done, last, limit_s)
+    if done > 0:
+        return
+    first_s = _step_s(world, engine, 1)
+    request = ints[engine + E_LATEST]
+    joined = ints[engine + E_JOINED_COUNT]
+    for _ in range(joined):
+        k = ints[request + R_LIMIT]
+        if k >= 0 and first_s > floats[ints[G_LIMITS] + k]:
+            ints[request + R_SLOW_GAPS] -= 1
+        request = ints[request + R_EARLIER]
+    paused_s = floats[engine + E_PAUSED_S]
+    if paused_s > 0.0:
+        others = ints[engine + E_RUNNING] - joined
+        waited = min(ints[engine + E_PAUSED_COUNT], others)
+        for place in range(others):
+            k = ints[request + R_LIMIT]
+            if place >= others - waited and k >= 0 and first_s <= floats[ints[G_LIMITS] + k] < paused_s + first_s:
+                ints[request + R_SLOW_GAPS] += 1
+            request = ints[request + R_EARLIER]
+
+
+def _slow_steps(world: World, engine: int, done: int, last: int, limit_s: float) -> int:
+    """How many of steps done + 1 … last were longer than the limit: their times only grow, or only shrink."""
+    first_is_slow = _step_s(world, engine, done + 1) > limit_s
+    if (_step_s(world, engine, last) > limit_s) == first_is_slow:
+        return last - done if first_is_slow else 0
+    low = done + 1
+    high = last
+    while high - low > 1:
+        middle = (low + high) // 2
+        if (_step_s(world, engine, middle) > limit_s) == first_is_slow:
+            low = middle
+        else:
+            high = middle
+    return low - done if first_is_slow else last - low

@@ -2,7 +2,7 @@
 
 As vLLM V1: running decodes first (each one token, preempting the latest admitted when KV blocks are short), then the
 prompt that is half done, then waiting requests in order while slots, the token budget and KV blocks last. A prompt's
-blocks are taken whole on admission.
+blocks are taken whole on admission; in layers with a window, as many as it holds at a time.
 Where prompts go first, a step holds prompts alone as long as one is half done or can be admitted; decodes wait.
 A static batch, once it decodes, takes nobody in until all of it is done.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from splitplan.planner.simulate.intake import ask_decoder, has_decode_left, record_token
 from splitplan.planner.simulate.layout import (
-    E_BLOCK_TOKENS,
     E_BUDGET_TOKENS,
     E_BUSY_S,
     E_CHUNKS_S,
@@ -26,7 +25,6 @@ from splitplan.planner.simulate.layout import (
     E_MAX_SEQS,
     E_OPEN,
     E_PARTIAL,
-    E_PHASES,
     E_PREEMPTED,
     E_PREEMPTIONS,
     E_PREFILL_FIRST,
@@ -66,10 +64,18 @@ from splitplan.planner.simulate.layout import (
     WAITING,
     World,
 )
-from splitplan.planner.simulate.prefix import blocks_to_take, claim_prefix, free_kv, trim_cache
+from splitplan.planner.simulate.prefix import claim_prefix, free_kv, pages_to_take, trim_cache
 from splitplan.planner.simulate.queues import pop_front, push_front
 from splitplan.planner.simulate.reads import begin_reads, must_read
-from splitplan.planner.simulate.running import blocks_for, join_running, leave_running, may_take
+from splitplan.planner.simulate.running import (
+    cross_windows,
+    held_pages,
+    join_running,
+    leave_running,
+    may_take,
+    prompt_pages,
+    step_pages,
+)
 from splitplan.planner.simulate.runs import start_run, wake_idle_lanes
 from splitplan.planner.simulate.steptime import prefill_attention_s, run_end_s
 from splitplan.planner.simulate.transfer import delivered_tokens, start_transfer
@@ -143,7 +149,7 @@ def _prompt_goes_first(world: World, engine: int) -> bool:
     request = ints[home + E_WAIT_HEAD]
     if request < 0 or ints[engine + E_OPEN] == 0 or ints[engine + E_RUNNING] >= ints[engine + E_MAX_SEQS]:
         return False
-    return may_take(world, engine, blocks_to_take(world, home, request, ints[request + R_TARGET]))
+    return may_take(world, engine, pages_to_take(world, home, request, ints[request + R_TARGET]))
 
 
 def _join_delivered(world: World, engine: int) -> None:
@@ -164,12 +170,11 @@ def _make_room(world: World, engine: int, now_s: float) -> None:
     """Take the blocks the decodes need in their next step; while they are short, preempt the latest admitted."""
     ints = world.ints
     home = world.ints[engine + E_HOME]
-    phases = ints[engine + E_PHASES]
-    block = ints[engine + E_BLOCK_TOKENS]
     while ints[engine + E_RUNNING] > 0:
-        needed = world.ints[phases + ints[engine + E_STEPS] % block]
+        needed = step_pages(world, engine, ints[engine + E_STEPS])
         if needed <= ints[home + E_KV_FREE]:
             ints[home + E_KV_FREE] -= needed
+            cross_windows(world, engine, ints[engine + E_STEPS])
             return
         if ints[home + E_PARTIAL] >= 0:
             _preempt_partial(world, engine)
@@ -181,7 +186,7 @@ def _preempt_partial(world: World, engine: int) -> None:
     home = world.ints[engine + E_HOME]
     request = world.ints[home + E_PARTIAL]
     world.ints[home + E_PARTIAL] = -1
-    free_kv(world, engine, request, world.ints[request + R_TARGET])
+    free_kv(world, engine, request, prompt_pages(world, engine, world.ints[request + R_TARGET]))
     _wait_again(world, engine, request)
 
 
@@ -190,7 +195,7 @@ def _preempt_latest(world: World, engine: int, now_s: float) -> None:
     request = world.ints[engine + E_LATEST]
     left = ints[request + R_FINISH_STEP] - world.ints[engine + E_STEPS]
     ints[request + R_GENERATED] = ints[request + R_OUTPUT] - left
-    free_kv(world, engine, request, leave_running(world, engine, request))
+    free_kv(world, engine, request, held_pages(world, engine, leave_running(world, engine, request)))
     if world.ints[engine + E_JOINED_COUNT] > 0:  # it had joined at this very boundary: no token since
         world.ints[engine + E_JOINED_COUNT] -= 1
     else:
@@ -218,13 +223,13 @@ def _admit_waiting(world: World, engine: int, now_s: float) -> None:
         slots = ints[engine + E_RUNNING] + ints[engine + E_STEP_PROMPTS]
         tokens = ints[engine + E_DECODING] + ints[engine + E_STEP_TOKENS]
         request = ints[home + E_WAIT_HEAD]
-        blocks = blocks_to_take(world, home, request, ints[request + R_TARGET])
+        pages = pages_to_take(world, home, request, ints[request + R_TARGET])
         if slots >= ints[engine + E_MAX_SEQS] or tokens >= ints[engine + E_BUDGET_TOKENS]:
             break
-        if not may_take(world, engine, blocks):
+        if not may_take(world, engine, pages):
             break
         pop_front(world, home, E_WAIT_HEAD)
-        ints[home + E_KV_FREE] -= blocks
+        ints[home + E_KV_FREE] -= pages
         claim_prefix(world, engine, request)
         ints[request + R_STATE] = PREFILLING
         ints[request + R_COMPUTED] = min(ints[request + R_CACHED], ints[request + R_TARGET] - 1)
@@ -273,11 +278,11 @@ def _reserve_incoming(world: World, engine: int, now_s: float) -> None:
     home = world.ints[engine + E_HOME]
     while ints[home + E_INCOMING_HEAD] >= 0 and ints[engine + E_RUNNING] < ints[engine + E_MAX_SEQS]:
         request = ints[home + E_INCOMING_HEAD]
-        blocks = blocks_for(world, engine, delivered_tokens(world, request))
-        if not may_take(world, engine, blocks):
+        pages = held_pages(world, engine, delivered_tokens(world, request))
+        if not may_take(world, engine, pages):
             break
         pop_front(world, home, E_INCOMING_HEAD)
-        ints[home + E_KV_FREE] -= blocks
+        ints[home + E_KV_FREE] -= pages
         start_transfer(world, request, now_s)
 
 

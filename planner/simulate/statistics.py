@@ -98,6 +98,20 @@ def share_interval(runs: Sequence[FloatArray]) -> Interval:
     return Interval(found.value, max(0.0, min(found.low, low)), min(1.0, max(found.high, high)))
 
 
+def ratio_interval(numerators: Sequence[FloatArray], denominators: Sequence[FloatArray]) -> Interval:
+    """Sum over sum, with the interval that batch means of the ratio give; NaN where the denominators sum to 0."""
+    total = sum(float(values.sum()) for values in denominators)
+    if total == 0:
+        return Interval(math.nan, -math.inf, math.inf)
+    value = sum(float(values.sum()) for values in numerators) / total
+    pairs = zip(batches(numerators), batches(denominators), strict=True)
+    ratios = np.array([float(part.sum()) / float(whole.sum()) for part, whole in pairs if whole.sum() > 0])
+    if len(ratios) < 2:
+        return Interval(value, -math.inf, math.inf)
+    half = student_t_975(len(ratios) - 1) * float(ratios.std(ddof=1)) / math.sqrt(len(ratios))
+    return Interval(value, value - half, value + half)
+
+
 def wilson(share: float, count: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share observed in `count` independent trials."""
     z2 = 1.959964**2

@@ -9,9 +9,9 @@ import numpy as np
 
 from splitplan.catalogs.errors import InputError, Problem
 from splitplan.planner.simulate import layout as at
-from splitplan.planner.simulate.build import lane_rows
 from splitplan.planner.simulate.deployment import Deployment
 from splitplan.planner.simulate.results import Results
+from splitplan.planner.simulate.rows import lane_rows
 from splitplan.planner.simulate.run import finish, prepare
 from splitplan.planner.spec.workload import FloatArray, Requests
 
@@ -62,7 +62,7 @@ def _look(world: at.World, deployment: Deployment) -> tuple[FloatArray, ...]:
         decoding = sum(ints[lane + at.E_RUNNING] for lane in lanes)
         running.append(decoding)
         queued.append(ints[home + at.E_LOAD] - decoding)
-        kv_share.append(1 - ints[home + at.E_KV_FREE] / ints[home + at.E_KV_BLOCKS])
+        kv_share.append(1 - ints[home + at.E_KV_FREE] / ints[home + at.E_KV_PAGES])
         busy.append(float(any(ints[lane + at.E_RUN_STEPS] > 0 for lane in lanes)))
     used = dict.fromkeys(range(len(deployment.links)), 0.0)
     links = ints[at.G_FIRST_LINK]

@@ -30,6 +30,7 @@ from splitplan.planner.simulate.layout import (
     E_READY_HEAD,
     E_WAIT_HEAD,
     E_WAYS,
+    E_WINDOW_PAGES,
     F_OWNER,
     F_WAY,
     G_CACHED_ON_DECODE,
@@ -41,6 +42,8 @@ from splitplan.planner.simulate.layout import (
     G_LAYERWISE,
     G_SPINE,
     G_TRAILING,
+    G_WINDOW,
+    G_WINDOWED_BYTES_PER_TOKEN,
     INFINITE_S,
     L_CAPACITY,
     MAX_PATH,
@@ -65,7 +68,7 @@ from splitplan.planner.simulate.layout import (
 from splitplan.planner.simulate.lifecycle import settle_drain
 from splitplan.planner.simulate.prefix import free_kv
 from splitplan.planner.simulate.queues import push_back
-from splitplan.planner.simulate.running import blocks_for
+from splitplan.planner.simulate.running import blocks_for, prompt_pages
 from splitplan.planner.simulate.runs import notify, wake_idle_lanes
 
 
@@ -157,7 +160,17 @@ def _kv_bytes(world: World, request: int) -> float:
     tokens = world.ints[request + R_TARGET]
     if world.ints[G_CACHED_ON_DECODE] == 1:
         tokens -= world.ints[request + R_CACHED]
-    return tokens * world.floats[G_KV_BYTES_PER_TOKEN]
+    num_bytes = tokens * world.floats[G_KV_BYTES_PER_TOKEN]
+    if _windowed(world, request):
+        num_bytes -= max(0, tokens - world.ints[G_WINDOW]) * world.floats[G_WINDOWED_BYTES_PER_TOKEN]
+    return num_bytes
+
+
+def _windowed(world: World, request: int) -> bool:
+    """Whether both sides keep only the window in layers that have one: then nothing else is sent."""
+    ints = world.ints
+    sends = ints[ints[request + R_ENTRY] + E_WINDOW_PAGES] > 0
+    return sends and ints[ints[request + R_DECODER] + E_WINDOW_PAGES] > 0
 
 
 def _fixed_s(world: World, request: int) -> float:
@@ -168,7 +181,11 @@ def _fixed_s(world: World, request: int) -> float:
     row = world.ints[sender + E_KIND] * world.ints[G_KINDS] + world.ints[receiver + E_KIND]
     cost = world.ints[G_COSTS] + (row * 2 + inside) * COST_WIDTH
     blocks = blocks_for(world, receiver, world.ints[request + R_TARGET])
-    return world.floats[cost] + blocks * world.floats[cost + 1]
+    fixed_s = world.floats[cost] + blocks * world.floats[cost + 1]
+    if _windowed(world, request):
+        seen = blocks_for(world, receiver, world.ints[G_WINDOW])
+        fixed_s -= max(0, blocks - seen) * world.floats[cost + 2]
+    return fixed_s
 
 
 def _tail_s(world: World, request: int) -> float:
@@ -229,7 +246,7 @@ def deliver(world: World, flow: int, now_s: float) -> None:
     receiver = world.ints[request + R_DECODER]
     ints = world.ints
     if sender != receiver:
-        free_kv(world, sender, request, ints[request + R_TARGET])
+        free_kv(world, sender, request, prompt_pages(world, sender, ints[request + R_TARGET]))
         settle_drain(world, sender, now_s)
     if ints[sender + E_WAIT_HEAD] >= 0:
         wake_idle_lanes(world, sender, now_s)

@@ -7,7 +7,7 @@ import pytest
 
 from splitplan.catalogs.errors import InputError
 from splitplan.planner.simulate import Change, Deployment, Results
-from splitplan.planner.simulate.layout import E_KV_BLOCKS, E_KV_FREE, E_WIDTH, G_END_ENGINE, G_FIRST_ENGINE
+from splitplan.planner.simulate.layout import E_KV_FREE, E_KV_PAGES, E_WIDTH, G_END_ENGINE, G_FIRST_ENGINE
 from splitplan.planner.simulate.run import finish, prepare
 from splitplan.planner.spec.workload import Requests
 from tests.planner.simulate.cases import (
@@ -31,7 +31,7 @@ def served(deployment: Deployment, requests: Requests, *changes: Change) -> Resu
     ints = job.world.ints
     if results.runs[0].num_in_flight == 0:
         for home in range(ints[G_FIRST_ENGINE], ints[G_END_ENGINE], E_WIDTH):
-            assert ints[home + E_KV_FREE] == ints[home + E_KV_BLOCKS]
+            assert ints[home + E_KV_FREE] == ints[home + E_KV_PAGES]
     return results
 
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from splitplan.planner.latency.build import unlike_stages
 from splitplan.planner.latency.step import StepModel
-from splitplan.planner.simulate import Change, Deployment, InstanceSpec, Link, simulate
+from splitplan.planner.simulate import Change, Deployment, InstanceSpec, Link, PathCost, simulate
 from splitplan.planner.simulate.build import build_world
 from splitplan.planner.simulate.compiled import compiled_run_events, has_numba
 from splitplan.planner.simulate.layout import (
     E_HOME,
-    E_KV_BLOCKS,
     E_KV_FREE,
+    E_KV_PAGES,
     E_RUNNING,
     E_WIDTH,
     G_END_ENGINE,
@@ -63,6 +63,8 @@ def instances(draw: st.DrawFn, role: str, index: int) -> InstanceSpec:
         share=draw(st.sampled_from([0.5, 1.0, 2.0])),
         watermark=draw(st.sampled_from([0.0, 0.05])),
         reserve_output_tokens=draw(st.sampled_from([0, 64])),
+        kv_parts=draw(st.sampled_from([(1, 0), (1, 0), (1, 1), (2, 10), (0, 1)])),
+        kind=index % 2,
         prefix_cache=draw(st.booleans()),
         host_cache_tokens=draw(st.sampled_from([0, 640])),
         host_cache_bytes_per_s=2e10,
@@ -81,10 +83,13 @@ def deployments(draw: st.DrawFn) -> Deployment:
     names = {"p": "prefill", "d": "decode", "c": "colocated"}
     specs = tuple(draw(instances(names[letter], k)) for k, letter in enumerate(roles))
     bandwidth = draw(st.sampled_from([1e8, 1e9, 1e11]))
+    kv_bytes = draw(st.sampled_from([0.0, 1e5]))
     return Deployment(
         specs,
         tuple(Link(f"l{k}", bandwidth * (1 + k % 3)) for k in range(7)),
-        kv_bytes_per_token=draw(st.sampled_from([0.0, 1e5])),
+        kv_bytes_per_token=kv_bytes,
+        window_tokens=draw(st.sampled_from([1, 20, 100, 10_000])),
+        windowed_kv_bytes_per_token=kv_bytes / 2,
         transfer_latency_s=draw(st.sampled_from([0.0, 0.003])),
         descriptor_s=1e-6,
         descriptors_per_block=draw(st.sampled_from([0.0, 4.0])),
@@ -94,6 +99,7 @@ def deployments(draw: st.DrawFn) -> Deployment:
         store_bytes_per_s=5e9,
         decode_keeps_prefix=draw(st.booleans()),
         decode_emits_first_token=draw(st.booleans()),
+        path_costs={(0, 1, False): PathCost(0.001, 1e-6, 4.0, 2.0)},
     )
 
 
@@ -109,6 +115,7 @@ def cases(draw: st.DrawFn) -> tuple[Deployment, Requests, dict[str, Any]]:
         "concurrency": draw(st.integers(1, 12)),
         "think_s": draw(st.sampled_from([0.0, 0.05])),
         "routing": draw(st.sampled_from(ROUTINGS)),
+        "itl_limit_s": draw(st.sampled_from([None, 0.012, np.tile([0.008, 0.02, np.inf], 20)[:count]])),
     }
     deployment = draw(deployments())
     if not deployment.layerwise_layers and deployment.indices("prefill", "colocated"):
@@ -175,6 +182,6 @@ def test_every_block_comes_back(case: tuple[Deployment, Requests, dict[str, Any]
     if case[2].get("changes"):
         return  # an instance that stays down, or a side without instances, keeps requests waiting
     for lane in range(world.ints[G_FIRST_ENGINE], world.ints[G_END_ENGINE], E_WIDTH):
-        assert world.ints[world.ints[lane + E_HOME] + E_KV_FREE] == world.ints[lane + E_KV_BLOCKS]
+        assert world.ints[world.ints[lane + E_HOME] + E_KV_FREE] == world.ints[lane + E_KV_PAGES]
         assert world.ints[lane + E_RUNNING] == 0
     assert results.runs[0].num_in_flight == 0
