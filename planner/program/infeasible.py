@@ -9,6 +9,7 @@ import numpy as np
 from splitplan.planner.program.linear import LinearModel
 from splitplan.planner.program.objective import goodput_objective
 from splitplan.planner.program.optimum import elastic
+from splitplan.planner.program.pipelines import split_by_failures
 from splitplan.planner.program.solver import Answer, SolveLimits, smallest_conflict, solve, solve_arrays
 from splitplan.planner.program.types import Infeasible, Reason
 
@@ -53,6 +54,11 @@ def _missing_roles(program: Program) -> list[Reason]:
         if len(lacking) == 2:
             message = f"no kind of instance that fits this fleet can serve {name} within the targets"
             reasons.append(Reason(message, "relax the targets, or add GPUs with more memory or speed"))
+            if split_by_failures(program):
+                message = (
+                    f"pipelines over two GPU types could, but a {program.problem.options.survive} gone may split them"
+                )
+                reasons.append(Reason(message, "--survive rack, or no --survive"))
         elif lacking:
             message = f"no kind of instance that fits this fleet can {_verb(lacking[0])} {name} within the targets"
             target = "ttft" if lacking[0] == "prefill" else "tpot"

@@ -25,7 +25,7 @@ SPLIT_FAILURES = ("node", "power-domain")
 
 def define_mixed(program: Program, index: int, counts: Counts | None, free_racks: frozenset[str]) -> None:
     """n[c,ℓ], y[c,p,ℓ] and stages[c,p,ρ] of one mixed column, in every rack that has all its types."""
-    if program.problem.options.survive in SPLIT_FAILURES:
+    if split_by_failures(program):
         return
     column = program.columns[index]
     racks: dict[str, list[int]] = {}
@@ -35,6 +35,12 @@ def define_mixed(program: Program, index: int, counts: Counts | None, free_racks
         stands = [[place for place in members if can_hold(part, program.locations[place])] for part in column.parts]
         if all(stands):
             _define_in_rack(program, index, rack, stands, None if rack in free_racks else counts)
+
+
+def split_by_failures(program: Program) -> bool:
+    """Whether there are mixed pipelines that the failures to survive forbid."""
+    mixed = any(column.stages for column in program.columns)
+    return mixed and program.problem.options.survive in SPLIT_FAILURES
 
 
 def can_hold(part: Part, location: Location) -> bool:

@@ -70,3 +70,16 @@ def test_helix_node_sets_through_the_planners_program(table: cases.LayerTable) -
                 max(held, *table.tokens_per_s[stage.gpu][stage.layers :], 0.0)
                 >= 1 / column.work_s_per_request[0] - 1e-6
             )
+
+
+def test_helix_deep_pipeline_loses_to_half_the_nodes_where_users_are_few() -> None:
+    """24 users: twelve stages on half of the nodes decode more tokens/s than 24 stages that promise twice as much,
+    and each token comes sooner. Hand-offs over 1 Gbit/s and 1 ms are what the objective leaves out."""
+    deep, shallow = (helix.chosen_columns(cases.HELIX_24, depth) for depth in (64, 12))
+    promised = [sum(1 / float(column.work_s_per_request[0]) for column in columns) for columns in (deep, shallow)]
+    assert promised[0] > 1.9 * promised[1]
+    one, other = (helix.simulated(cases.HELIX_24, columns, 24) for columns in (deep, shallow))
+    assert other.tokens_per_s > one.tokens_per_s
+    assert other.tpot_s < one.tpot_s
+    alone = sum(1 / cases.HELIX_24.tokens_per_s[stage.gpu][stage.layers - 1] for stage in deep[0].stages)
+    assert one.tpot_s == pytest.approx(alone + 23 * 1.262e-3, rel=0.02)  # a token through all stages, 23 hand-offs

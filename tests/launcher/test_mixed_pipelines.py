@@ -11,8 +11,8 @@ import yaml
 
 from splitplan.catalogs.errors import DocumentError, LaunchError
 from splitplan.launcher.render import LaunchOptions, render
-from splitplan.planner.plan import Plan, load_plan, plan_hash, save_plan
-from tests.launcher.plans import colocated_plan, mixed_pipeline_plan
+from splitplan.planner.plan import Plan, PoolStage, load_plan, plan_hash, save_plan
+from tests.launcher.plans import colocated_plan, mixed_pipeline_plan, slots
 
 MODEL = {"model_path": "meta-llama/Llama-3.1-405B", "checkpoint_dtype": "bf16"}
 
@@ -120,3 +120,16 @@ def test_stages_have_to_fit_the_pool(tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(text.replace("  - gpu: h100-sxm\n    layers: 88\n", ""))
     with pytest.raises(DocumentError, match="stages are 1 on a100-sxm-80"):
         load_plan(tmp_path / "plan.yaml")
+
+
+def test_a_leader_worker_set_refuses_workers_of_two_types() -> None:
+    """Two A100 stages before an H100 stage: one worker template cannot ask for both."""
+    both = mixed_pipeline_plan()
+    first = both.pools[0].instances[0]
+    gpus = (*slots(("a100-2", range(8))), *first.gpus)
+    stages = (PoolStage(gpu="a100-sxm-80", layers=20), PoolStage(gpu="a100-sxm-80", layers=18), both.pools[0].stages[1])
+    changed = {"stages": stages, "pipeline_parallel": 3, "instances": (first.model_copy(update={"gpus": gpus}),)}
+    plan = both.model_copy(update={"pools": (both.pools[0].model_copy(update=changed),)})
+    with pytest.raises(LaunchError, match="one template for its workers"):
+        rendered("lws", plan)
+    assert "VLLM_PP_LAYER_PARTITION=20,18,88" in rendered("slurm", plan)["job.sbatch"]

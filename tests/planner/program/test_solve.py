@@ -15,6 +15,7 @@ from tests.planner.program.fleets import (
     GBIT,
     a_column,
     a_fleet,
+    a_mixed_column,
     a_node,
     a_problem,
     a_rack,
@@ -305,3 +306,14 @@ def test_one_kind_per_role_and_gpu_type_costs_what_it_must() -> None:
     used = {placed.column for placed in solved(one).placed if placed.instances}
     assert sum("h100" in name for name in used) <= 1
     assert sum("l40s" in name for name in used) <= 1
+
+
+def test_mixed_pipelines_that_a_failure_may_split_are_named_among_the_reasons() -> None:
+    """With --survive node only other kinds of instance count, and where there are none the answer says so."""
+    racks = [
+        a_rack(f"r{r}", [a_node(f"h{r}", rack=f"r{r}"), a_node(f"a{r}", "a100-sxm-80", rack=f"r{r}")]) for r in range(2)
+    ]
+    columns = [a_mixed_column("colocated", ("a100-sxm-80", "h100-sxm"), 8, [0.1])]
+    answer = refused(a_problem(a_fleet(racks), columns, [5.0], survive="node"))
+    assert any("may split them" in reason.message for reason in answer.reasons)
+    assert isinstance(solve_program(a_problem(a_fleet(racks), columns, [5.0], survive="rack")), ProgramSolution)
