@@ -161,7 +161,7 @@ def print_markdown(rows: Sequence[Row]) -> None:
             for name in ("1000/40", "500/30")
         ]
         out(f"| {share} quantile | " + " | ".join(cells) + " |\n")
-    out("\n| GPU | engine | mode | models | rows | TTFT median, p90, bias, rank | TPOT | throughput |\n")
+    out("\n| GPU | engine | mode | models | rows | TTFT median, p90, bias, rank, order | TPOT | throughput |\n")
     out("|---|---|---|---|---|---|---|---|\n")
     for group in groups(rows):
         cells = [str(group[name]) for name in ("gpu", "engine", "mode", "models", "rows")]
@@ -172,6 +172,7 @@ def print_markdown(rows: Sequence[Row]) -> None:
 def _markdown_cell(values: Mapping[str, Any] | None) -> str:
     if values is None:
         return ""
-    rank = values["rank_correlation"]
+    rank, ordered = values["rank_correlation"], values["ordered_percent"]
     figures = ", ".join(_percent(values[name]) for name in ("median", "p90", "bias"))
-    return f"{values['count']}: {figures}" + ("" if rank is None else f", {rank:.3f}")
+    order = "" if rank is None else f", {rank:.3f}, {_percent(ordered)}"
+    return f"{values['count']}: {figures}{order}"

@@ -196,6 +196,23 @@ def rank_correlation(rows: Sequence[Row], kind: str) -> float | None:
     return round(float(np.corrcoef(ranks[:, 0], ranks[:, 1])[0, 1]), 4)
 
 
+NOISE: Mapping[str, float] = {"throughput": 0.05, "tpot": 0.13, "ttft": 0.22}
+"""How far audited runs of one configuration by several submitters lie apart."""
+
+
+def ordered_percent(rows: Sequence[Row], kind: Kind) -> float | None:
+    """Of pairs that measured further apart than noise is, the share that is predicted in the right order.
+
+    A rank correlation punishes a plateau, where the order of measurements is chance; this leaves such pairs out.
+    """
+    pairs = [(row.values[kind].predicted, row.values[kind].measured) for row in rows if kind in row.values]
+    finite = np.array([pair for pair in pairs if math.isfinite(pair[0])]).reshape(-1, 2)
+    predicted, measured = np.log(finite[:, 0]), np.log(finite[:, 1])
+    apart = measured[:, None] - measured[None, :]
+    tells = apart > math.log1p(NOISE[kind])
+    return percent(float((predicted[:, None] > predicted[None, :])[tells].mean())) if tells.any() else None
+
+
 def _mid_ranks(values: FloatArray) -> FloatArray:
     order = np.sort(values)
     first, last = np.searchsorted(order, values, side="left"), np.searchsorted(order, values, side="right")
@@ -281,5 +298,6 @@ def _group(key: tuple[str, str, str, str], rows: list[Row]) -> dict[str, Any]:
                 "bias": bias_percent(rows, kind),
                 "coverage": coverage_percent(rows, kind),
                 "rank_correlation": rank_correlation(rows, kind),
+                "ordered_percent": ordered_percent(rows, kind),
             }
     return found

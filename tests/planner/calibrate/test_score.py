@@ -23,6 +23,7 @@ from splitplan.planner.calibrate.score import (
     groups,
     is_target,
     measured_values,
+    ordered_percent,
     rank_correlation,
     slo_passes,
     statistics,
@@ -90,6 +91,13 @@ def test_rank_correlation_is_spearmans() -> None:
     rows = [row(m, m, factor=p / m) for m, p in zip(measured, predicted, strict=True)]
     assert rank_correlation(rows, "ttft") == pytest.approx(1 - 6 * 4 / (6 * 35), abs=1e-4)
     assert rank_correlation(rows[:4], "ttft") is None
+
+
+def test_order_is_asked_of_pairs_that_differ_by_more_than_noise() -> None:
+    """TPOT 1.00 and 1.05 are the same within 13 %; of the two pairs that 1.5 makes with them one is predicted right."""
+    rows = [row(tpot=1.0), row(tpot=1.05, factor=1.6), row(tpot=1.5)]
+    assert ordered_percent(rows, "tpot") == 50.0
+    assert ordered_percent(rows[:2], "tpot") is None
 
 
 def test_the_spread_holds_its_share() -> None:
