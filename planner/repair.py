@@ -38,6 +38,7 @@ class Outcome:
     verdict: Verification | None
     reasons: tuple[str, ...] = ()
     out_of_time: bool = False  # the search for it was cut short
+    blocked: ProgramInput | None = None  # the program that had no answer, where that ended the search
     corrections: Corrections = field(default_factory=Corrections)  # under which the program answers with this plan
 
     @property
@@ -108,7 +109,7 @@ class Workshop:
         for _ in range(self.judge.effort.max_attempts):
             solution = self.solve(options, corrections)
             if isinstance(solution, Infeasible):
-                return self._no_more(last, solution)
+                return replace(self._no_more(last, solution), blocked=self.corrected(options, corrections))
             trial = candidate(self.corrected(options, corrections), solution, self.inputs)
             verdict, blame = self.judged(trial)
             last = Outcome(trial, verdict, corrections=Corrections(dict(corrections.factor)))

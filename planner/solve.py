@@ -11,7 +11,8 @@ from splitplan.planner.emit import LENGTHS_TOGETHER, Variant, emit_plan
 from splitplan.planner.inputs import SolveInputs, load_inputs
 from splitplan.planner.patience import patience
 from splitplan.planner.plan import Plan
-from splitplan.planner.program.types import ProgramOptions
+from splitplan.planner.program.types import ProgramInput, ProgramOptions, Reason
+from splitplan.planner.program.ways_out import ways_out
 from splitplan.planner.question import Question
 from splitplan.planner.repair import Outcome, Workshop
 from splitplan.planner.simulate.compiled import is_cached
@@ -126,7 +127,16 @@ def _chosen(study: Study, variants: list[Variant]) -> Outcome:
         f"on fleet {study.inputs.fleet.name} within the targets",
         next_step="relax a target, lower the rate, or add GPUs",
     )
+    if last.blocked is not None:
+        reasons += [Problem(reason.message, next_step=reason.next_step) for reason in _ways_out(last.blocked)]
     raise NoPlanError([head, *reasons])
+
+
+def _ways_out(blocked: ProgramInput) -> tuple[Reason, ...]:
+    try:
+        return ways_out(blocked)
+    except OutOfTimeError:
+        return ()
 
 
 def _gpus(outcome: Outcome) -> int:

@@ -15,11 +15,12 @@ def explain(
     component: Annotated[
         str | None, typer.Argument(help="A rack, GPU type, role, pool or instance; default: the whole plan.")
     ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Name every change that is worth nothing.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """What binds, what one thing more is worth, who came second, and why a GPU type is idle.
 
-    Every figure is the difference between two solved programs. Example: planner explain plan.yaml h100-sxm
+    Every figure is the difference between two solved programs. Example: planner explain plan.yaml h100
     """
     from splitplan.planner.plan import load_plan
     from splitplan.planner.review.explain_plan import PlanExplanation, as_json, as_text, explain_plan
@@ -34,4 +35,4 @@ def explain(
     if json:
         print_json("Explanation", as_json(result))
     else:
-        typer.echo("\n".join(as_text(result)))
+        typer.echo("\n".join(as_text(result, everything=everything)))

@@ -1,6 +1,7 @@
 """The `planner` command. Command modules import nothing heavy at the top, so that `--help` stays fast.
 
 Exit codes: 0 a plan was found or the job was done, 1 an error, 2 wrong usage, 3 no plan meets the targets, 130 Ctrl-C.
+With --json an error is on stdout too: {"kind": "Error", "exit_code": …, "problems": [{"message", "where", …}]}.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import io
 import os
 import signal
 import sys
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -35,7 +37,7 @@ from splitplan.planner.cli import (
     status,
     workload,
 )
-from splitplan.planner.cli.output import INTERRUPTED
+from splitplan.planner.cli.output import INTERRUPTED, print_json
 
 PROBLEM_LIMIT = 20
 
@@ -101,6 +103,9 @@ def run() -> None:
             sys.stderr.write(f"error: {problem}\n")
         if len(error.problems) > PROBLEM_LIMIT:
             sys.stderr.write(f"… and {len(error.problems) - PROBLEM_LIMIT} more\n")
+        if "--json" in sys.argv:
+            problems = [asdict(problem) for problem in error.problems]
+            print_json("Error", {"exit_code": error.exit_code, "problems": problems})
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")

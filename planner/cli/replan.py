@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from splitplan.catalogs.errors import Problem, UsageError
 from splitplan.planner.cli.output import JsonFlag, note, print_json
 
 
@@ -33,6 +35,9 @@ def replan(
     from splitplan.planner.review.replan import move_lines as lines_of
     from splitplan.planner.review.replan import replan as plan_again
 
+    for name, value in (("--move-cost", move_cost), ("--hours", hours)):
+        if not math.isfinite(value):
+            raise UsageError(Problem(f"{name} is {value:g}", expected="a finite number"))
     running = load_plan(plan)
     result = plan_again(running, Wanted(rate, slo, fleet, workload, move_cost, hours))
     if output is not None:

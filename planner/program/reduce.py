@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from splitplan.catalogs.errors import Problem, UsageError, nearest_names
+from splitplan.catalogs.errors import InputError, Problem, UsageError, nearest_names
+from splitplan.catalogs.gpus import find_gpu
 from splitplan.planner.columns.column import ROLES, Column, Reach
 from splitplan.planner.program.types import ProgramInput, ProgramOptions
 
@@ -66,8 +67,16 @@ def parse_filter(text: str) -> ColumnFilter:
             hint = f"did you mean {' or '.join(near)}?" if near else ""
             expected = "[role:]test[,test…] with tests gpu=, tp=, pp=, ep=, kv=, dtype=, name= or a GPU name"
             raise UsageError(Problem(f"cannot read the column filter '{text}'", expected=expected, next_step=hint))
-        tests.append((key, value))
+        tests.append((key, _catalog_name(value) if key == "gpu" else value))
     return ColumnFilter(roles, tuple(tests))
+
+
+def _catalog_name(gpu: str) -> str:
+    """The catalog's name of a GPU type under any of its names; a name it does not know stays, and matches nothing."""
+    try:
+        return find_gpu(gpu).name
+    except InputError:
+        return gpu
 
 
 def unmatched_pins(columns: Sequence[Column], options: ProgramOptions) -> list[Problem]:

@@ -171,15 +171,47 @@ class Watch:
 
 
 def smallest_conflict(model: LinearModel) -> tuple[str, ...]:
-    """Names of constraints that together cannot hold, none of them spare, in the relaxation; () if it is feasible."""
-    highs = _highs(SolveLimits())
-    highs.passModel(_highs_lp(model.relaxed()))
-    highs.run()
-    if highs.getModelStatus() != highspy.HighsModelStatus.kInfeasible:
+    """Names of constraints that together cannot hold, none of them spare, in the relaxation; () if it is feasible.
+
+    HiGHS's own answer may have spare rows: each in turn (and at first many at once) is left out to see whether the
+    others conflict without it.
+    """
+    relaxed = model.relaxed()
+    everything = list(range(len(model.rows)))
+    if not _conflicts(relaxed, everything):
         return ()
+    highs = _highs(SolveLimits())
+    highs.passModel(_highs_lp(relaxed))
+    highs.run()
     highs.setOptionValue("iis_strategy", IIS_FROM_LP_WITH_ROWS_FIRST)
     _, conflict = highs.getIis()
-    return tuple(model.constraint_names[int(row)] for row in conflict.row_index_)
+    rows = sorted({int(row) for row in conflict.row_index_ or ()})
+    if not rows or not _conflicts(relaxed, rows):
+        rows = everything
+    size = max(1, len(rows) // 4)
+    while True:
+        position = 0
+        while position < len(rows):
+            fewer = rows[:position] + rows[position + size :]
+            if fewer and _conflicts(relaxed, fewer):
+                rows = fewer
+            else:
+                position += size
+        if size == 1:
+            return tuple(model.constraint_names[row] for row in rows)
+        size = max(1, min(size, len(rows)) // 4)
+
+
+def _conflicts(model: LinearModel, rows: Sequence[int]) -> bool:
+    """Whether these rows alone cannot hold together."""
+    some = model.with_objective({})
+    some.constraint_names = [model.constraint_names[row] for row in rows]
+    some.rows, some.senses = [model.rows[row] for row in rows], [model.senses[row] for row in rows]
+    some.rhs = [model.rhs[row] for row in rows]
+    highs = _highs(SolveLimits())
+    highs.passModel(_highs_lp(some))
+    highs.run()
+    return bool(highs.getModelStatus() == highspy.HighsModelStatus.kInfeasible)
 
 
 def _run(problem: Any, solver: Any) -> None:

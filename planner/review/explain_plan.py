@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from splitplan.catalogs.errors import NoPlanError, Problem, SplitplanError, UsageError, nearest_names
+from splitplan.catalogs.errors import InputError, NoPlanError, Problem, SplitplanError, UsageError, nearest_names
+from splitplan.catalogs.gpus import find_gpu
 from splitplan.planner.corrections import Corrections
 from splitplan.planner.inputs import load_inputs
 from splitplan.planner.plan import Plan
@@ -50,6 +53,7 @@ def explain_plan(plan: Plan, component: str | None = None) -> PlanExplanation | 
     """The whole explanation, or the lines about one component. Raises UsageError for a name the plan does not know."""
     question = question_about(plan, with_targets=component is None)
     if component is not None:
+        component = gpu_name(component)
         lines = (*_plan_lines(plan, component), *(f"program: {line}" for line in about(question, component)))
         if not lines:
             raise UsageError(_unknown(question, plan, component))
@@ -63,6 +67,14 @@ def explain_plan(plan: Plan, component: str | None = None) -> PlanExplanation | 
             "of the program's optimum"
         )
     return PlanExplanation(question, explain(question), tuple(notes))
+
+
+def gpu_name(text: str) -> str:
+    """The catalog's name of a GPU type, whichever of its names was given; any other text as it is."""
+    try:
+        return find_gpu(text).name
+    except InputError:
+        return text
 
 
 def _looser_targets(plan: Plan, problem: ProgramInput) -> list[Variant]:
@@ -150,8 +162,8 @@ def as_json(result: PlanExplanation) -> dict[str, Any]:
     }
 
 
-def as_text(result: PlanExplanation) -> list[str]:
-    """The explanation as lines for people."""
+def as_text(result: PlanExplanation, *, everything: bool = False) -> list[str]:
+    """The explanation as lines for people; changes worth nothing are summed up unless `everything` is wanted."""
     explanation, unit = result.explanation, UNITS[result.question.solution.objective]
     lines = [*(f"Note      {note}" for note in result.notes)]
     lines += _block("Binds", explanation.binding)
@@ -159,7 +171,9 @@ def as_text(result: PlanExplanation) -> list[str]:
     silent = [w.change for w in explanation.worth if w.gain <= 1e-6]
     lines += _block("Worth", [str(w) for w in telling] or ["nothing asked about would make the plan cheaper"])
     if silent:
-        lines += _block("", [f"worth nothing now: {', '.join(silent)}"])
+        named = silent if everything else summed_up(silent, [w.change for w in telling])
+        more = "" if len(named) == len(silent) else " (each by itself: --all)"
+        lines += _block("", [f"worth nothing now: {', '.join(named)}{more}"])
     runner = explanation.runner_up
     if runner is not None:
         gpus = ", ".join(f"{count} {gpu}" for gpu, count in runner.gpus.items())
@@ -174,6 +188,25 @@ def as_text(result: PlanExplanation) -> list[str]:
             level = "; at no price of its own would it be used"
         lines += _block("Unused" if entry is explanation.unused[0] else "", [f"{entry.gpu}: {entry.reason}{level}"])
     return lines
+
+
+def summed_up(silent: Sequence[str], telling: Sequence[str]) -> list[str]:
+    """Changes of one sort under one name: "one more node of any type"; "any other" where some are worth something."""
+    found: dict[str, None] = {}
+    for change in silent:
+        sort = next((sort for sort in SORTS if sort[0].match(change)), None)
+        if sort is None:
+            found[change] = None
+        else:
+            others = any(sort[0].match(other) for other in telling)
+            found[sort[1].format("any other" if others else "any")] = None
+    return list(found)
+
+
+SORTS = (
+    (re.compile(r"one more \S+ node "), "one more node of {} type or rack"),
+    (re.compile(r"1 kW more in rack "), "1 kW more in {} rack"),
+)
 
 
 def _block(head: str, texts: tuple[str, ...] | list[str]) -> list[str]:

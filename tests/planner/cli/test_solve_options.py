@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -201,3 +202,20 @@ def test_an_interrupt_while_modules_load_has_no_traceback() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_an_error_is_machine_readable_too() -> None:
+    """With --json stdout has one object of kind Error with every problem; stderr stays for people."""
+    command = [sys.executable, "-m", "splitplan.planner.cli", "explain", "no-such-plan.yaml", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    document = json.loads(done.stdout)
+    assert (document["kind"], document["exit_code"], done.returncode) == ("Error", 1, 1)
+    assert document["problems"][0]["message"] in done.stderr
+    assert {"message", "where", "key", "expected", "next_step"} == set(document["problems"][0])
+
+
+def test_a_price_of_a_move_is_a_number() -> None:
+    """`--move-cost inf` is wrong usage, not an overflow."""
+    command = [sys.executable, "-m", "splitplan.planner.cli", "replan", "p.yaml", "--move-cost", "inf"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "error: --move-cost is inf; expected a finite number")

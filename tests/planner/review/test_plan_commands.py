@@ -9,9 +9,10 @@ import pytest
 
 from splitplan.catalogs.errors import UsageError
 from splitplan.planner.plan import Plan, save_plan
+from splitplan.planner.program.reduce import parse_filter
 from splitplan.planner.question import Question
 from splitplan.planner.review.diff import diff_plans
-from splitplan.planner.review.explain_plan import PlanExplanation, as_json, as_text, explain_plan
+from splitplan.planner.review.explain_plan import PlanExplanation, as_json, as_text, explain_plan, summed_up
 from splitplan.planner.review.replan import Wanted, move_lines, replan
 from splitplan.planner.review.sweep import axis_values, compare, frontier, plot_lines, table_lines
 from splitplan.planner.solve import solve
@@ -42,6 +43,20 @@ def test_one_component_is_explained_or_refused_with_the_nearest_name(plan: Plan)
     assert explain_plan(plan, name)
     with pytest.raises(UsageError, match=f"did you mean .*{name[:-2]}"):
         explain_plan(plan, name[:-1] + "99")
+
+
+def test_what_is_worth_nothing_is_summed_up() -> None:
+    """One name for all nodes, one for all rack power; what is worth something is not among them; the rest by name."""
+    nodes = [f"one more {gpu} node (8 GPUs) in rack r{r}" for r, gpu in enumerate(("h100-sxm", "l40s"))]
+    silent = [*nodes, "1 kW more in rack r0", "1 kW more in rack r1", "10 % more spine"]
+    assert summed_up(silent, []) == ["one more node of any type or rack", "1 kW more in any rack", "10 % more spine"]
+    assert summed_up(silent[1:], nodes[:1])[0] == "one more node of any other type or rack"
+
+
+def test_a_gpu_type_is_known_by_all_its_names(plan: Plan) -> None:
+    """`planner explain plan.yaml h100` is about the H100, and so is `--pin h100`."""
+    assert explain_plan(plan, "h100") == explain_plan(plan, "h100-sxm")
+    assert parse_filter("prefill=h100") == parse_filter("prefill=h100-sxm")
 
 
 def test_a_plan_does_not_differ_from_itself(plan: Plan) -> None:
@@ -103,7 +118,7 @@ def test_commands_print_json(plan: Plan, tmp_path: Path, capsys: pytest.CaptureF
 
     path = tmp_path / "plan.yaml"
     save_plan(plan, path)
-    for kind, run in (("Explanation", lambda: explain(path, None, True)), ("PlanDiff", lambda: diff(path, path, True))):
+    for kind, run in (("Explanation", lambda: explain(path, json=True)), ("PlanDiff", lambda: diff(path, path, True))):
         run()
         document = json.loads(capsys.readouterr().out)
         assert (document["kind"], document["schema_version"]) == (kind, 1)
