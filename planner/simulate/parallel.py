@@ -146,7 +146,7 @@ def _reach(address: str) -> None:
 def _unreachable(address: str, why: str) -> InputError:
     return InputError(
         Problem(
-            f"no Ray cluster answers at {address}: {shorten(why, 200)}",
+            f"no Ray cluster takes work at {address}: {shorten(why, 200)}",
             expected="the client port of a Ray head",
             next_step="start one with `ray start --head` (its client port is 10001)",
         )
@@ -159,7 +159,7 @@ def _connect(ray: Any, address: str) -> None:
         try:
             ray.init(address="auto" if address == "ray" else address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, TimeoutError) as error:
-            raise _unreachable(address, str(error)) from None
+            raise _unreachable(address, str(error).strip().rpartition("\n")[2]) from None
 
 
 def _check_workers(ray: Any, address: str) -> None:

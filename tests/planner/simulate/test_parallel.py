@@ -104,7 +104,7 @@ def test_a_cluster_that_is_not_there_is_found_out_soon() -> None:
         taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
         address = f"ray://127.0.0.1:{taken.getsockname()[1]}"
         start_s = time.monotonic()
-        with pytest.raises(InputError, match="no Ray cluster answers at") as caught:
+        with pytest.raises(InputError, match="no Ray cluster takes work at") as caught:
             module._reach(address)
         assert time.monotonic() - start_s < 2 * module.ANSWER_WITHIN_S
     assert "ray start --head" in str(caught.value)
