@@ -7,7 +7,7 @@ chunks the best per shape stays. The program itself drops what other columns dom
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,7 @@ from splitplan.planner.columns.pipelines import (
 from splitplan.planner.columns.service import decode_step_s
 from splitplan.planner.columns.shapes import Rejections, Shape, rule_problem, shape_memory, shapes
 from splitplan.planner.columns.steps import StepLibrary
+from splitplan.planner.latency.memory import kv_bytes_per_gpu
 from splitplan.planner.latency.step import StepModel
 from splitplan.planner.latency.transfer import kv_transfer
 from splitplan.planner.latency.weights import weight_bytes_per_gpu
@@ -280,14 +281,24 @@ def _capacities(
 ) -> Iterator[tuple[Reach, Capacity]]:
     mix, rate, scv = demand.mix, demand.rate_req_per_s, demand.arrival_scv
     if role == "decode":
-        yield "fleet", decode_capacity(step, limits, mix, rate, scv)
+        yield "fleet", decode_capacity(step, with_windows(limits, shape, model, mix.context_tokens), mix, rate, scv)
     elif role == "colocated":
-        yield "fleet", colocated_capacity(step, limits, mix, rate, scv)
+        yield "fleet", colocated_capacity(step, with_windows(limits, shape, model, mix.context_tokens), mix, rate, scv)
     else:
         first_token_s = _first_decode_s(step, mix) if engine.decode_emits_first_token else 0.0
         for reach, bytes_per_s in rates:
             after_s = first_token_s + _transfer_s(shape, model, engine, mix, bytes_per_s, reach)
             yield reach, prefill_capacity(step, limits, mix, rate, after_s)
+
+
+def with_windows(limits: Limits, shape: Shape, model: Model, context_tokens: float) -> Limits:
+    """The KV tokens that fit when sequences are so long: more than the engine logs where layers have a window."""
+    if all(group.window_tokens is None for group in model.attention):
+        return limits
+    tp, pp, tokens = shape.tensor_parallel, shape.pipeline_parallel, max(round(context_tokens), 1)
+    kept = kv_bytes_per_gpu(model, shape.kv_dtype, tokens, tp=tp, pp=pp, windows=False)
+    held = kv_bytes_per_gpu(model, shape.kv_dtype, tokens, tp=tp, pp=pp)
+    return replace(limits, kv_capacity_tokens=int(limits.kv_capacity_tokens * kept / held))
 
 
 def _first_decode_s(step: StepModel, mix: RequestMix) -> float:

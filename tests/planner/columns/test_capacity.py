@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from splitplan.catalogs.models import find_model
+from splitplan.planner.columns.build import with_windows
 from splitplan.planner.columns.capacity import (
     Limits,
     Pool,
@@ -16,10 +18,13 @@ from splitplan.planner.columns.capacity import (
     pooled_wait,
     prefill_capacity,
 )
+from splitplan.planner.columns.hosts import host_kinds
 from splitplan.planner.columns.mix import RequestMix
 from splitplan.planner.columns.service import bilinear, decode_step_s, mix_prompts
+from splitplan.planner.columns.shapes import Shape
 from splitplan.planner.latency.build import unlike_stages
 from splitplan.planner.latency.step import StepModel
+from splitplan.planner.spec.fleet import load_fleet
 
 N = 20_000
 
@@ -231,3 +236,17 @@ def test_a_decode_step_of_unlike_stages_waits_for_the_slowest() -> None:
     fast, slow = step(token_s=1e-4, context_s=0.0, overhead_s=0.0), step(token_s=2e-4, context_s=0.0, overhead_s=0.0)
     unlike = unlike_stages((fast, slow), 0.0)
     assert decode_step_s(unlike, 20.0, 100.0) == pytest.approx(4 * 10 * 1e-4)
+
+
+def test_layers_with_a_window_make_room_at_long_contexts() -> None:
+    """gemma-3-4b: 29 of 34 layers see 1,024 tokens. Inside the window nothing changes; far beyond it there is more room
+    as sequences hold less; a model without windows is as it was."""
+    host = host_kinds(load_fleet("all-h100"))[0]
+    limits = Limits(256, 2048, 100_000)
+    shape = Shape(host, 1, 1, 1, "bf16", "bf16", "FLASH_ATTN")
+    gemma, llama = find_model("gemma-3-4b"), find_model("llama-3.1-8b")
+    assert with_windows(limits, shape, gemma, 900).kv_capacity_tokens == 100_000
+    assert with_windows(limits, shape, llama, 30_000) is limits
+    # 5 layers keep 16,384 tokens; 29, which take the room of 30, keep 1,024 of them
+    kept = 35 * 16_384 / (5 * 16_384 + 30 * 1_024)
+    assert with_windows(limits, shape, gemma, 16_384).kv_capacity_tokens == pytest.approx(100_000 * kept, abs=1)
