@@ -16,8 +16,8 @@ from splitplan.planner.question import Question
 from splitplan.planner.verify import PLAIN
 
 SR_SIM_RATES = {  # requests per second of one worker at 1,450 in and 483 out, by vllm-sr-sim's own formula
-    "prefill": {"h100-sxm": 3000.0, "a100-sxm-80": 1100.0},
-    "decode": {"h100-sxm": 37.0, "a100-sxm-80": 18.4},
+    "prefill": {"h100-sxm": 3411.8, "a100-sxm-80": 1266.7},
+    "decode": {"h100-sxm": 37.898, "a100-sxm-80": 18.838},
 }
 PRICES = vllm_sr_sim.USD_PER_HOUR
 
@@ -69,13 +69,15 @@ def test_by_its_numbers_the_program_is_what_enumeration_finds() -> None:
         }
         for prefill, decode in product(PRICES, repeat=2)
     ]
-    cost, _ = vllm_sr_sim.by_its_numbers(case, {"rows": rows})
+    cost, words = vllm_sr_sim.by_its_numbers(case, {"rows": rows})
     enumerated = min(
         PRICES[row["prefill"]] * math.ceil(case.rate_req_per_s / row["prefill_req_per_s"])
         + PRICES[row["decode"]] * math.ceil(case.rate_req_per_s / row["decode_req_per_s"])
         for row in rows
     )
     assert cost <= enumerated + 1e-6
+    assert cost == pytest.approx(14.27)  # its own answer for this case: one A100 prefills, three H100 decode
+    assert words == "3 decode h100-sxm + 1 prefill a100-sxm-80"
 
 
 def test_by_its_numbers_the_program_is_never_worse_than_the_best_replicas(tmp_path: Path) -> None:
