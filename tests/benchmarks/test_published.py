@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.published import answers, cases, helix
+from benchmarks.published.helix_memory import resident_tokens
 
 
 def test_melange_example_exactly() -> None:
@@ -83,3 +84,10 @@ def test_helix_deep_pipeline_loses_to_half_the_nodes_where_users_are_few() -> No
     assert other.tpot_s < one.tpot_s
     alone = sum(1 / cases.HELIX_24.tokens_per_s[stage.gpu][stage.layers - 1] for stage in deep[0].stages)
     assert one.tpot_s == pytest.approx(alone + 23 * 1.262e-3, rel=0.02)  # a token through all stages, 23 hand-offs
+
+
+def test_nodes_of_a_pipeline_hold_kv_for_their_layers() -> None:
+    """Eight layers of 70B on a 40 GB A100 leave least: 0.9 · 40 GB less 13.8 GB of weights, over 8 · 4,096 bytes."""
+    (column,) = helix.chosen_columns(cases.HELIX_24, 64)
+    assert max(stage.layers for stage in column.stages if stage.gpu == "A100") == 8
+    assert resident_tokens(cases.HELIX_24, column) == int((36e9 - 8 * 2 * 69e9 / 80) / (8 * 4096))

@@ -9,18 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from splitplan.catalogs.errors import NoPlanError
+from splitplan.catalogs.errors import NoPlanError, SplitplanError
 from splitplan.planner.inputs import load_inputs
 from splitplan.planner.plan import Plan
 from splitplan.planner.program.types import ProgramOptions
 from splitplan.planner.question import Question
+from splitplan.planner.report import print_plan
 from splitplan.planner.simulate import Deployment, InstanceSpec, Link, Results, simulate
-from splitplan.planner.solve import solve
+from splitplan.planner.solve import answer, solve
+from splitplan.planner.spec.slo import TPOT_DEFINITION
 from splitplan.planner.study import prepare
 from splitplan.planner.verify import Effort
 from tests.planner.latency.test_reports import equal_requests, steps
@@ -212,3 +216,22 @@ def test_planned_batches_fit_the_cache_with_room_to_spare() -> None:
         if checked == 4:
             break
     assert checked
+
+
+@pytest.mark.parametrize("rows", ["", "2023-11-16 18:15:46.6805900,374,0\n"])
+def test_missing_traffic_is_an_error(rows: str, tmp_path: Path, fleet_of: Callable[[str], str]) -> None:
+    """missing-traffic-is-not-zero: a trace without requests is refused, on H100 and L4, never planned as idle."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    question = Question("llama-3.1-8b", fleet_of("h100: 8, l4: 8"), str(trace), "ttft=1s,tpot=50ms")
+    with pytest.raises(SplitplanError):
+        solve(question, effort=EFFORT)
+
+
+def test_a_plan_states_its_definition_of_tpot(fleet_of: Callable[[str], str]) -> None:
+    """two-definitions-of-tpot: (E2E − TTFT) / (n − 1), printed with every plan; a request of one token has none."""
+    question = Question("llama-3.1-8b", fleet_of("h100: 1"), "fixed:500/50", "ttft=1s@p90,tpot=50ms@p90", 1.0)
+    answered = answer(question, effort=EFFORT)
+    shown = StringIO()
+    print_plan(Console(file=shown, width=400), answered.plan, answered.inputs)
+    assert TPOT_DEFINITION in shown.getvalue()
