@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from splitplan.catalogs.errors import LaunchError, Problem, UsageError
+from splitplan.catalogs.errors import LaunchError, Problem, UsageError, shorten
 from splitplan.launcher.expected import expected_ms
+from splitplan.launcher.guidellm import replay_with_guidellm
 from splitplan.launcher.lifecycle import reached
 from splitplan.launcher.loadtest import Served, replay
 from splitplan.launcher.state import require_state
@@ -21,6 +22,7 @@ from splitplan.planner.spec.length_buckets import PromptRange
 from splitplan.planner.spec.slo import Slo, parse_slo
 from splitplan.planner.spec.workload import Requests, load_workload, sample
 
+CLIENTS = ("own", "guidellm")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 METRICS = ("ttft", "tpot", "itl", "e2e")
 TPOT_DEFINITION = "TPOT = (E2E - TTFT) / (output tokens - 1)"
@@ -61,12 +63,17 @@ def bench(
     model: str = "",
     slo: str = "",
     seed: int = 0,
+    client: str = "own",
+    tokenizer: str = "",
     progress: Callable[[int], None] = lambda _: None,
 ) -> BenchReport:
     """Replay a workload against a running plan (path of its file) or an endpoint (URL).
 
-    A plan brings its own workload, rate and targets; for a URL they must be given. Raises UsageError or LaunchError.
+    A plan brings its own workload, rate and targets; for a URL they must be given. `client` is one of CLIENTS. Raises
+    UsageError or LaunchError.
     """
+    if client not in CLIENTS:
+        raise UsageError(Problem(f"unknown client {shorten(client)!r}", expected=", ".join(CLIENTS)))
     plan = None if where.startswith("http://") else load_plan(where)
     if plan is not None:
         model = model or require_state(where).model
@@ -77,12 +84,26 @@ def bench(
     source = load_workload(_beside(workload, where), rate_req_per_s=rate_req_per_s)
     requests = sample(source, max(1, round(source.rate_req_per_s * duration_s)), seed)
     with nullcontext(where) if plan is None else _front_door(where) as url:
-        served = replay(url, model, requests, seed=seed, progress=progress)
+        if client == "own":
+            served = replay(url, model, requests, seed=seed, progress=progress)
+        else:
+            served = replay_with_guidellm(_only(url, requests), model, requests, tokenizer=tokenizer)
     report = summarise(served, requests, parse_slo(slo) if slo else None, plan)
     if plan is None:
         return report
     running = {process.instance for process in require_state(where).processes if process.instance}
     return replace(report, simulated_ms=expected_ms(plan, requests, running))
+
+
+def _only(door: str | Callable[[int], str], requests: Requests) -> str:
+    """The one endpoint that takes all of these prompts; a public load generator knows no other."""
+    if isinstance(door, str):
+        return door
+    doors = {door(int(tokens)) for tokens in requests.input_tokens}
+    if len(doors) > 1:
+        what = "prompts of different lengths go to different endpoints here"
+        raise UsageError(Problem(what, expected="one endpoint", next_step="planner bench PLAN --client own"))
+    return doors.pop()
 
 
 @contextmanager

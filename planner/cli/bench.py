@@ -25,6 +25,8 @@ def bench(
     mock: Annotated[
         bool, typer.Option("--mock", help="Start a mock cluster of the plan for the time of the test.")
     ] = False,
+    client: Annotated[str, typer.Option(help="Who sends the load: own, or guidellm where it is installed.")] = "own",
+    tokenizer: Annotated[str, typer.Option(help="guidellm: the model's tokenizer; default: a word a token.")] = "",
     measurements: Annotated[
         Path | None, typer.Option(help="Write a CSV file that `planner calibrate` accepts.")
     ] = None,
@@ -57,7 +59,15 @@ def bench(
             typer.echo(f"Probe  {launched.report.summary()}")
     else:
         report = run_bench(
-            where, workload=workload, rate_req_per_s=rate, duration_s=duration, model=model, slo=slo, seed=seed
+            where,
+            workload=workload,
+            rate_req_per_s=rate,
+            duration_s=duration,
+            model=model,
+            slo=slo,
+            seed=seed,
+            client=client,
+            tokenizer=tokenizer,
         )
     if measurements is not None:
         text = measurement_csv(report, load_plan(where), engine=require_state(where).engine)
