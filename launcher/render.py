@@ -41,6 +41,7 @@ class LaunchOptions:
     ucx_net_devices: str = ""
     shared_folder: str = ""
     device: str = ""  # "cpu": vLLM's build for CPUs
+    host_cache: str = ""  # "native:64" or "lmcache:64", GiB
     python: str = ""  # of Dynamo's environment, or Ray's
     ray_address: str = ""  # "" for $RAY_ADDRESS, else the Ray cluster of this machine
     ssh_config: str = ""
@@ -123,7 +124,13 @@ def make_engine(plan: Plan, options: LaunchOptions) -> EngineAdapter:
     """The engine adapter: the one asked for, else the plan's own engine and version."""
     name, _, version = (options.engine or f"{plan.engine}@{plan.engine_version}").partition("@")
     factory = _lookup("engine", name, ENGINES)
-    inner = EngineOptions(options.ucx_net_devices, options.shared_folder, options.device, options.target in IN_PODS)
+    inner = EngineOptions(
+        ucx_net_devices=options.ucx_net_devices,
+        shared_folder=options.shared_folder,
+        host_cache=options.host_cache,
+        device=options.device,
+        bind_all=options.target in IN_PODS,
+    )
     return factory(version, inner, options)
 
 

@@ -31,6 +31,7 @@ class EngineOptions:
 
     ucx_net_devices: str = ""
     shared_folder: str = ""  # where Dynamo's workers find each other; all hosts must see it
+    host_cache: str = ""  # "native:64" or "lmcache:64": prompt KV also in host memory, GiB of it for each instance
     device: str = ""  # "cpu": the engine's build for CPUs, to try a launch without GPUs
     bind_all: bool = False  # listen on every address (inside a pod) instead of the host's own
 

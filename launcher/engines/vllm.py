@@ -7,9 +7,11 @@ attention backend, block size. All of them are emitted explicitly, so that no de
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from splitplan.catalogs.errors import Problem, shorten
+from splitplan.catalogs.errors import Problem, UsageError, shorten
 from splitplan.launcher.cluster import Cluster, Member, RouterPlace, load_policy
 from splitplan.launcher.engines.base import (
     Command,
@@ -30,6 +32,7 @@ CONNECTORS = {
 """Connector names of plans, folded, to vLLM class names."""
 
 ROUTER_CONNECTORS = {"NixlConnector": "nixl", "MooncakeConnector": "mooncake"}
+LMCACHE_CHUNK_TOKENS = 256
 ROUTER_VERSION = "0.1.17"
 FLOAT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 CPU_ENVIRONMENT = {
@@ -93,11 +96,27 @@ class VllmEngine:
             for pool in cluster.plan.pools
             if pool.expert_parallel not in (1, pool.tensor_parallel)
         ]
+        found += self._host_cache_problems(cluster)
         if self.options.device not in ("", "cpu"):
             found.append(
                 Problem(f"vLLM has no device {shorten(self.options.device)!r} here", expected="cpu, or nothing")
             )
         return found + checkpoint_problems(cluster, "vLLM")
+
+    def _host_cache_problems(self, cluster: Cluster) -> list[Problem]:
+        """A chunk of LMCache holds whole blocks (its adapter in vLLM asserts it), on instances that keep prompts."""
+        host_tier(self.options.host_cache)
+        if not self.options.host_cache.startswith("lmcache"):
+            return []
+        return [
+            Problem(
+                f"{shorten(pool.name)}: LMCache keeps KV in chunks of {LMCACHE_CHUNK_TOKENS} tokens, "
+                f"no multiple of the block size {pool.block_tokens}",
+                next_step="--host-cache native:GIB, or solve with another block size",
+            )
+            for pool in cluster.plan.pools
+            if pool.role != "decode" and LMCACHE_CHUNK_TOKENS % pool.block_tokens
+        ]
 
     @property
     def on_cpu(self) -> bool:
@@ -139,8 +158,12 @@ class VllmEngine:
         if member.num_ranks > 1:
             options += ["--nnodes", str(member.num_ranks), "--node-rank", str(member.rank)]
             options += ["--master-addr", member.leader_address, "--master-port", str(member.ports.master)]
-        if pool.role != "colocated":
-            options += ["--kv-transfer-config", transfer_config(cluster.plan.connector, pool.role, on_cpu=self.on_cpu)]
+        tier = host_tier(self.options.host_cache) if pool.role != "decode" else None
+        if self.options.host_cache and cluster.leaders("prefill"):
+            options += ["--disable-hybrid-kv-cache-manager"]  # a tier knows no hybrid KV, and both sides must agree
+        if pool.role != "colocated" or tier:
+            config = transfer_config(cluster.plan.connector, pool.role, on_cpu=self.on_cpu, tier=tier)
+            options += ["--kv-transfer-config", config]
         return tuple(options)
 
     def router(self, cluster: Cluster, place: RouterPlace) -> Command:
@@ -182,8 +205,15 @@ class VllmEngine:
         return env
 
 
-def transfer_config(connector: str, role: str, *, on_cpu: bool = False) -> str:
-    """The JSON of --kv-transfer-config for one side of a connector."""
+def transfer_config(
+    connector: str, role: str, *, on_cpu: bool = False, tier: Mapping[str, object] | None = None
+) -> str:
+    """The JSON of --kv-transfer-config for one side of a connector, with a tier of host memory beside it.
+
+    `--kv-offloading-size` would say the latter shorter, but puts its own connector in place of NIXL's (vLLM 0.32).
+    """
+    if role == "colocated":
+        return json.dumps(tier, separators=(",", ":"))
     name = CONNECTORS.get(connector.casefold(), connector)
     config: dict[str, object] = {
         "kv_connector": name,
@@ -194,7 +224,32 @@ def transfer_config(connector: str, role: str, *, on_cpu: bool = False) -> str:
         config["kv_connector_extra_config"] = {"backends": ["UCX"]}
     if on_cpu:
         config["kv_buffer_device"] = "cpu"
+    if tier:
+        both = {"connectors": [config, tier]}
+        config = {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": both}
     return json.dumps(config, separators=(",", ":"))
+
+
+def host_tier(text: str) -> dict[str, object] | None:
+    """A connector that keeps prompt KV in host memory, from "native:GIB" or "lmcache:GIB"; None for "".
+
+    Raises UsageError for anything else. `native` is vLLM's own; `lmcache` needs the package in the image.
+    """
+    if not text:
+        return None
+    found = re.fullmatch(r"(native|lmcache):([1-9][0-9]{0,5})", text)
+    if found is None:
+        raise UsageError(Problem(f"unknown host cache {shorten(text)!r}", expected="native:GIB or lmcache:GIB"))
+    kind, gib = found.group(1), int(found.group(2))
+    name, extra = (
+        ("OffloadingConnector", {"cpu_bytes_to_use": gib * 2**30})
+        if kind == "native"
+        else (
+            "LMCacheConnectorV1",
+            {"lmcache.local_cpu": True, "lmcache.max_local_cpu_size": gib, "lmcache.chunk_size": LMCACHE_CHUNK_TOKENS},
+        )
+    )
+    return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
 def _kv_cache_dtype(kv_dtype: str) -> str:

@@ -42,6 +42,9 @@ AcceptChangedOption = Annotated[
 ]
 SharedFolderOption = Annotated[str, typer.Option(help="Dynamo: folder all hosts see, for discovery.")]
 PythonOption = Annotated[str, typer.Option(help="Dynamo, Ray: their environment's interpreter.")]
+HostCacheOption = Annotated[
+    str, typer.Option(help="vLLM: prompt KV in host memory too; native:GIB or lmcache:GIB for each instance.")
+]
 DeviceOption = Annotated[str, typer.Option(help="cpu: vLLM's build for CPUs, to try a launch without GPUs.")]
 RayAddressOption = Annotated[str, typer.Option(help="Ray: HOST:PORT; default: $RAY_ADDRESS, else this machine's.")]
 SshConfigOption = Annotated[str, typer.Option(help="Configuration file for ssh -F.")]
@@ -84,6 +87,7 @@ def launch(
     shared_folder: SharedFolderOption = "",
     python: PythonOption = "",
     device: DeviceOption = "",
+    host_cache: HostCacheOption = "",
     ray_address: RayAddressOption = "",
     ssh_config: SshConfigOption = "",
     partition: PartitionOption = "",
@@ -127,6 +131,7 @@ def launch(
         shared_folder=shared_folder,
         python=python,
         device=device,
+        host_cache=host_cache,
         ray_address=ray_address,
         ssh_config=ssh_config,
         slurm=SlurmOptions(partition, time_limit, by_rack),
