@@ -16,7 +16,7 @@ from splitplan.launcher.engines.base import EngineAdapter
 from splitplan.planner.plan import Pool
 
 RESOLVE = "planner solve again: it prunes by the same rules"
-SEVERAL_FRONT_DOORS = frozenset({"local", "shell", "ssh", "slurm", "kubernetes", "lws"})
+SEVERAL_FRONT_DOORS = frozenset({"local", "shell", "ssh", "slurm", "kubernetes", "lws", "ray-groups"})
 """Targets that put a router in front of each range of prompt lengths."""
 
 
@@ -27,6 +27,7 @@ def check(cluster: Cluster, engine: EngineAdapter, target: str) -> None:
         *memory_problems(cluster),
         *word_problems(cluster),
         *length_problems(cluster, engine, target),
+        *mpi_problems(cluster, engine, target),
     ]
     if engine.needs_weights:
         problems += rule_problems(cluster, engine)
@@ -41,6 +42,20 @@ def word_problems(cluster: Cluster) -> list[Problem]:
         for pool in cluster.plan.pools
         for key in ("attention_backend", "weight_dtype", "kv_dtype")
         if not re.fullmatch(r"([A-Za-z0-9_][A-Za-z0-9_.-]*)?", value := str(getattr(pool, key)))
+    ]
+
+
+def mpi_problems(cluster: Cluster, engine: EngineAdapter, target: str) -> list[Problem]:
+    """TensorRT-LLM's ranks on several nodes are MPI processes, which Dynamo's operator starts and nothing else here."""
+    if engine.name != "dynamo-trtllm" or target == "dynamo":
+        return []
+    pools = {member.pool.name for member in cluster.members if member.num_ranks > 1}
+    return [
+        Problem(
+            f"{shorten(name)}: TensorRT-LLM over several nodes needs an MPI launcher, which {target} has not",
+            next_step="--target dynamo, whose operator brings one, or another engine",
+        )
+        for name in sorted(pools)
     ]
 
 

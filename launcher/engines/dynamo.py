@@ -103,10 +103,7 @@ class DynamoEngine:
         """What this worker cannot do."""
         if self.backend == "mocker":
             return timing_problems(cluster, "mocker")
-        found = []
-        if self.backend == "trtllm" and any(member.num_ranks > 1 for member in cluster.members):
-            found.append(Problem("TensorRT-LLM over several nodes needs an MPI launcher, which is not rendered here"))
-        return found + checkpoint_problems(cluster, self.name)
+        return checkpoint_problems(cluster, self.name)
 
     def member(self, cluster: Cluster, member: Member) -> Command | None:
         """One worker."""

@@ -277,3 +277,17 @@ def test_hostile_names_expand_nothing(target: str) -> None:
     for each in yaml.safe_load_all(text):
         for word in commands(each):
             assert "$(" not in word.replace("$$", "")
+
+
+def test_tensorrt_llm_over_nodes_is_the_operator_s_to_start() -> None:
+    """Two nodes an instance: a `multinode` component for Dynamo's operator, which runs mpirun; elsewhere refused."""
+    found = document(pipelined_plan(), "dynamo", engine="dynamo-trtllm")
+    parts = {each["name"]: each for each in found["spec"]["components"]}
+    prefill = next(each for name, each in parts.items() if "prefill" in name)
+    assert prefill["multinode"] == {"nodeCount": 2}
+    container = prefill["podTemplate"]["spec"]["containers"][0]
+    assert container["command"] == ["python3", "-m", "dynamo.trtllm"]
+    assert "--pipeline-parallel-size" in container["args"]
+    with pytest.raises(LaunchError, match="needs an MPI launcher, which slurm has not") as caught:
+        documents(pipelined_plan(), "slurm", engine="dynamo-trtllm")
+    assert "--target dynamo" in caught.value.problems[0].next_step
