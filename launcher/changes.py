@@ -4,6 +4,9 @@ New instances serve and are probed before anything old goes. Then a second route
 first, the first takes nothing new and ends when its last stream has, and only then its instances are stopped. That
 needs a router which shares its port and drains (the mock router does); another one is stopped and started, which cuts
 the streams it carries. Old and new run side by side for a while: on real GPUs that takes free ones.
+
+Under ssh, Slurm, Kubernetes and Ray an endpoint does not move from one cluster to the next: the new one is brought up
+and proven beside the old one, clients are told, the old one ends when it has nothing left to do.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ from splitplan.launcher import processes
 from splitplan.launcher.cluster import Cluster
 from splitplan.launcher.engines.base import EngineAdapter
 from splitplan.launcher.interrupts import deferred
-from splitplan.launcher.lifecycle import DEFAULT_TIMEOUT_S, Launched, launch, placed
-from splitplan.launcher.probe import probe
+from splitplan.launcher.lifecycle import DEFAULT_TIMEOUT_S, Launched, launch, placed, stop_all, target_of
+from splitplan.launcher.probe import probe, read_metrics
 from splitplan.launcher.readiness import Progress, wait_until_ready
 from splitplan.launcher.render import LaunchOptions
 from splitplan.launcher.state import ClusterState, Process, log_folder, require_state, save_state, state_path
@@ -32,6 +35,7 @@ from splitplan.launcher.web import answers, get
 from splitplan.planner.plan import Plan
 
 DRAIN_S = 120.0
+DRAIN_POLL_S = 0.5
 ROUTER_START_S = 60.0
 
 
@@ -51,7 +55,11 @@ def replace_running(
     """
     old_path = state_path(old_plan_path or plan_path)
     old = require_state(old_plan_path or plan_path)
-    _require_local(old)
+    elsewhere = "local" not in (old.target, options.target)
+    if elsewhere:
+        _require_other_name(plan, options, old)
+    else:
+        _require_local(old)
     aside = old_path.with_suffix(".old.json")
     os.replace(old_path, aside)
     try:
@@ -59,11 +67,39 @@ def replace_running(
     except BaseException:
         os.replace(aside, old_path)
         raise
+    if elsewhere:
+        _let_go(old, launched.state, drain_s=drain_s, progress=progress)
+        aside.unlink(missing_ok=True)
+        return launched
     engine, cluster = placed(plan, options, launched.state)
     port = _front_port(old)
     state = _take_over(cluster, engine, launched.state, plan_path, old, port, drain_s=drain_s, progress=progress)
     aside.unlink(missing_ok=True)
     return Launched(state, launched.report)
+
+
+def _let_go(old: ClusterState, new: ClusterState, *, drain_s: float, progress: Progress) -> None:
+    """Where an endpoint cannot move: say where the new one is, let the old one finish what it has, then stop it.
+
+    Clients that stay with the old endpoint for longer than `drain_s` are cut.
+    """
+    progress(f"the new cluster serves at {', '.join(new.endpoints)}: point clients there, not at {old.endpoints[0]}")
+    target = target_of(old)
+    deadline_s = time.monotonic() + drain_s
+    with target.reach(old) as live:
+        while (left := _requests_in(live)) and time.monotonic() < deadline_s:
+            time.sleep(DRAIN_POLL_S)
+    if left:
+        progress(f"the old cluster still had {left} requests after {drain_s:g} s; they are cut")
+    stop_all(old, target)
+    progress(f"{old.name} stopped")
+
+
+def _requests_in(state: ClusterState) -> int:
+    """Requests that run or wait on any instance, as far as they count them."""
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    found = [read_metrics(process.url) for process in state.processes if process.url and process.role != "router"]
+    return int(sum(values.get(name, 0.0) for values in found for name in names))
 
 
 def scale(
@@ -208,6 +244,14 @@ def _with_counts(cluster: Cluster, running: set[str], counts: Mapping[str, int])
 def _front_port(state: ClusterState) -> int:
     """The port of the endpoint that clients know."""
     return int(state.extra.get("front_port", state.extra["base_port"]))
+
+
+def _require_other_name(plan: Plan, options: LaunchOptions, old: ClusterState) -> None:
+    """Both stand beside each other for a while."""
+    if placed(plan, options, old)[1].name == old.name:
+        raise LaunchError(
+            Problem(f"{old.name} runs already under this name", next_step="--name another, or without --name")
+        )
 
 
 def _require_local(state: ClusterState) -> None:

@@ -129,14 +129,14 @@ def _proven(
 def reached(plan_path: str | Path) -> Iterator[ClusterState]:
     """A launched cluster with URLs that answer from this machine, for the time of the block."""
     state = require_state(plan_path)
-    with _target_of(state).reach(state) as live:
+    with target_of(state).reach(state) as live:
         yield live
 
 
 def status(plan_path: str | Path) -> tuple[ClusterState, list[ProcessStatus]]:
     """Every process of a launched plan: running, ready, loaded how."""
     state = require_state(plan_path)
-    target = _target_of(state)
+    target = target_of(state)
     with target.reach(state) as live:
         found = [_status(process, target, state) for process in live.processes]
     named = {process.name: process for process in state.processes}
@@ -146,7 +146,7 @@ def status(plan_path: str | Path) -> tuple[ClusterState, list[ProcessStatus]]:
 def logs(plan_path: str | Path, names: Sequence[str] = (), *, lines: int = 20) -> dict[str, list[str]]:
     """The ends of logs, by process name; all processes when none is named."""
     state = require_state(plan_path)
-    target = _target_of(state)
+    target = target_of(state)
     chosen = _chosen(state, names) if names else state.processes
     return {process.name: target.tail(process, state, lines) for process in chosen}
 
@@ -155,14 +155,14 @@ def destroy(plan_path: str | Path, *, progress: Progress = lambda _: None) -> li
     """Stop everything that was launched from a plan, routers first; returns the names. Logs stay."""
     state = require_state(plan_path)
     with _locked(log_folder(plan_path)):
-        _stop_all(state, _target_of(state))
+        stop_all(state, target_of(state))
         state_path(plan_path).unlink(missing_ok=True)
     for process in state.processes:
         progress(f"{process.name} stopped")
     return [process.name for process in state.processes]
 
 
-def _target_of(state: ClusterState) -> Target:
+def target_of(state: ClusterState) -> Target:
     """The target a state was made with."""
     kubernetes = KubernetesOptions(
         namespace=str(state.extra.get("namespace", "")), context=str(state.extra.get("context", ""))
@@ -248,7 +248,7 @@ def _failed(error: BaseException, target: Target, path: Path, keep: bool) -> Bas
 def _rolled_back(state: ClusterState, target: Target, path: Path) -> Problem:
     """Stop everything and forget it; what could not be stopped stays in the state file for `planner destroy`."""
     try:
-        _stop_all(state, target)
+        stop_all(state, target)
     except LaunchError as error:
         save_state(replace(state, phase="failed"), path)
         reasons = "; ".join(str(problem.message) for problem in error.problems)
@@ -257,7 +257,7 @@ def _rolled_back(state: ClusterState, target: Target, path: Path) -> Problem:
     return Problem(f"everything that was started has been stopped ({len(state.processes)} processes)")
 
 
-def _stop_all(state: ClusterState, target: Target) -> None:
+def stop_all(state: ClusterState, target: Target) -> None:
     """Routers first, so that nothing new arrives while instances go."""
     target.stop([each for each in state.processes if each.role == "router"], state)
     target.stop([each for each in state.processes if each.role != "router"], state)

@@ -77,7 +77,7 @@ class KubernetesTarget:
     ) -> ClusterState:
         """Server-side apply of everything: equal objects stay as they are."""
         text = manifests(cluster, engine, self.options)
-        path = folder / "kubernetes.yaml"
+        path = folder / f"{cluster.name}.yaml"  # a changed plan beside this one has a file of its own
         write_file(path, text)
         namespace = self.kubectl.current_namespace()
         state = started_state(cluster, engine, state, self.name)

@@ -14,8 +14,9 @@ import pytest
 from splitplan.catalogs.errors import LaunchError
 from splitplan.launcher import lifecycle
 from splitplan.launcher.bench import bench
+from splitplan.launcher.changes import replace_running
 from splitplan.launcher.render import LaunchOptions, make_cluster, make_engine
-from splitplan.launcher.state import load_state, require_state, state_path
+from splitplan.launcher.state import ClusterState, load_state, require_state, state_path
 from splitplan.launcher.targets import kube, kubectl, kubernetes
 from splitplan.launcher.targets.pods import KubernetesOptions
 from splitplan.planner.plan import Plan
@@ -45,18 +46,21 @@ def cluster(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     """An API server whose pods are the mock engines of the same plan."""
     plan = small_plan()
     mocks = start(plan, with_probe=False).state
-    placed, groups = kubernetes.in_pods(make_cluster(plan, OPTIONS, make_engine(plan, OPTIONS)))
-    urls = {process.instance: process.url for process in mocks.processes if process.instance}
-    pods = {
-        member.host.address.partition(".")[0]: urls[member.instance.name]
-        for group in groups
-        for member in group.members
-    }
-    pods[placed.router.host.name] = mocks.endpoints[0]
+    changed = small_plan(num_gpus=3)  # of another name, on the same mocks
+    pods = {**backends(plan, mocks), **backends(changed, mocks)}
     with serving(pods, {"h100-sxm-0": 8, "a100-sxm-80-0": 8}, tmp_path) as (fake, kubeconfig):
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
         monkeypatch.setenv("KUBECACHEDIR", str(tmp_path / "cache"))
         yield fake
+
+
+def backends(plan: Plan, mocks: ClusterState) -> dict[str, str]:
+    """Pods and router of a plan, played by mock processes."""
+    placed, groups = kubernetes.in_pods(make_cluster(plan, OPTIONS, make_engine(plan, OPTIONS)))
+    urls = {process.instance: process.url for process in mocks.processes if process.instance}
+    members = [member for group in groups for member in group.members]
+    pods = {member.host.address.partition(".")[0]: urls[member.instance.name] for member in members}
+    return {**pods, placed.router.host.name: mocks.endpoints[0]}
 
 
 @pytest.fixture
@@ -170,6 +174,29 @@ def test_the_proxy_lets_only_the_plan_s_own_pods_through(cluster: FakeKubernetes
         ):
             with pytest.raises(HTTPError, match="403"):
                 get(base + path, timeout_s=5)
+    lifecycle.destroy(plan_path)
+
+
+def test_a_changed_plan_stands_beside_the_old_one_until_that_has_nothing_left_to_do(
+    cluster: FakeKubernetes, plan_path: Path
+) -> None:
+    """The endpoint cannot move: clients are told the new one, and only then the old pods go."""
+    old = launch(plan_path, with_probe=False).state
+    changed = small_plan(num_gpus=3)
+    plan_path.write_text(changed.model_dump_json())
+    said: list[str] = []
+    new = replace_running(changed, plan_path, OPTIONS, timeout_s=20.0, progress=said.append).state
+    assert new.endpoints != old.endpoints
+    assert f"the new cluster serves at {new.endpoints[0]}: point clients there, not at {old.endpoints[0]}" in said
+    labels = {pod["metadata"]["labels"]["app.kubernetes.io/instance"] for pod in cluster.kept("pods")}
+    assert labels == {new.name}
+    lifecycle.destroy(plan_path)
+
+
+def test_a_changed_plan_under_the_same_name_is_refused(cluster: FakeKubernetes, plan_path: Path) -> None:
+    name = launch(plan_path, with_probe=False).state.name
+    with pytest.raises(LaunchError, match=f"{name} runs already under this name"):
+        replace_running(small_plan(num_gpus=3), plan_path, replace(OPTIONS, name=name))
     lifecycle.destroy(plan_path)
 
 
