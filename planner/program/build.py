@@ -29,6 +29,7 @@ Constraints (in the order of `constraints.py`)
     kv_arrives[b,f,ℓ]    Σ_{c ∈ f} x[b,c,ℓ] = Σ_{k to f} stay + down
     kv_up[b,k,v]         Σ_{u: P(u) = v} up[b,k,u] = stay[b,k,v] + up[b,k,v]       and kv_down alike
     nic, uplink, spine   Σ_{b,k} GB[b,k] · up[b,k,v] ≤ safe share of line rate     and down alike
+    nic_used[ℓ]          the same within what the hosts in use can carry, where ℓ is several hosts (`nics.py`)
     rack_power[ρ]        Σ_{c, ℓ ∈ ρ} watts_c · n[c,ℓ] ≤ limit − hosts
     bought[g]            Σ_t r[g,t] = Σ_{c,ℓ of type g} gpus_c · n[c,ℓ],  r[g,t] ≤ cap
     whole_class[b]       Σ_c z[b,c] ≤ 1 per stage,  Σ_ℓ x[b,c,ℓ] ≤ 10 · rate_b · z[b,c]      only when asked
@@ -63,7 +64,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from splitplan.planner.columns.column import Column
-from splitplan.planner.program import constraints, groups, money, pipelines
+from splitplan.planner.program import constraints, groups, money, nics, pipelines
 from splitplan.planner.program.linear import LinearModel
 from splitplan.planner.program.reduce import Families, families
 from splitplan.planner.program.types import FloatArray, ProgramInput
@@ -206,6 +207,7 @@ def build_program(
         constraints.define_instance_time(program, service)
         constraints.define_kv_conservation(program, service)
         constraints.define_bandwidth(program, service)
+        nics.define_nics_in_use(program, service)
         constraints.define_share_per_rack(program, service)
     return program
 

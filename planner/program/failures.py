@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from splitplan.planner.program import constraints, groups
+from splitplan.planner.program import constraints, groups, nics
 from splitplan.planner.program.build import (
     Program,
     define_instances,
@@ -56,6 +56,7 @@ class Shortage:
         constraints.define_instance_time(self.program, self.program.normal)
         constraints.define_kv_conservation(self.program, self.program.normal)
         constraints.define_bandwidth(self.program, self.program.normal)
+        nics.define_nics_in_use(self.program, self.program.normal)
         self.asked = self._define_demand()
         self.keys = tuple(self.program.n)
         variables = [*self.program.n.values(), *self.asked.values()]

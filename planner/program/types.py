@@ -96,6 +96,9 @@ class ProgramInput:
     options: ProgramOptions = field(default_factory=ProgramOptions)
     hours: tuple[Hour, ...] = ()  # several hours of the day that one plan must serve; rate_req_per_s is then unused
     running: tuple[Running, ...] = ()  # what runs already; `options.move_usd_per_hour` prices every change
+    fair_nics: bool = (
+        False  # where hosts are merged: an instance has no more of a NIC than its share of the host's GPUs
+    )
     held: Held = NOTHING  # rack power and link bandwidth that other services have; their GPUs the fleet lacks already
 
     @property

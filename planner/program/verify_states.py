@@ -22,6 +22,7 @@ def check_state(check: Check, facts: Facts, state: ServedState, asked: FloatArra
     _check_time(check, facts, state, headroom, label)
     _check_flows(check, facts, state, label)
     _check_links(check, facts, state.flows, headroom, label)
+    _check_nics_in_use(check, facts, state, headroom, label)
     if not state.gone:
         _check_share_per_rack(check, facts, state.placed, label)
     if facts.problem.options.whole_classes:
@@ -195,6 +196,31 @@ def _known_as(link: tuple[str, str], facts: Facts) -> list[str]:
     kind = what.lower().replace(" ", "_")
     nodes = facts.places[name].nodes if kind.startswith("nic") else ()
     return [f"{kind}[{node.name}]" for node in nodes] or [f"{kind}[{name}]"]
+
+
+def _check_nics_in_use(check: Check, facts: Facts, state: ServedState, headroom: float, label: str) -> None:
+    """A place of several nodes sends and receives no more than the nodes that can hold an instance of that stage."""
+    share = facts.problem.options.network_utilisation
+    for side, role in (("prefill", "out of"), ("decode", "into")):
+        loads: dict[str, float] = {}
+        for flow in state.flows:
+            start, end = facts.places[flow.prefill_location], facts.places[flow.decode_location]
+            if _distance(start, end) == 0:
+                continue
+            kv_bytes = facts.problem.kv_bytes_per_request[facts.columns[flow.prefill].kv_dtype]
+            place = flow.prefill_location if side == "prefill" else flow.decode_location
+            sent = headroom * flow.rate_req_per_s * float(kv_bytes[flow.class_index])
+            loads[place] = loads.get(place, 0.0) + sent
+        for name, load in loads.items():
+            place_of, nodes = facts.places[name], 0
+            spanned = max(len({node for node, _ in domain.slots}) for domain in place_of.domains)
+            for placed in state.placed:
+                if (placed.location, placed.role) == (name, side):
+                    column = facts.columns[placed.column]
+                    nodes += placed.instances * column.pipeline_parallel * min(column.num_gpus, spanned)
+            if nodes < len(place_of.nodes):
+                limit = place_of.nic_bytes_per_s / len(place_of.nodes) * nodes * share
+                check.at_most(f"NICs {role} the nodes in use at {name}{label}", load, limit)
 
 
 def _links_between(start: Location, end: Location) -> list[tuple[str, str]]:
