@@ -20,6 +20,7 @@ from splitplan.planner.simulate.layout import (
     CHANGE_RESTART,
     DECODING,
     DRAINING,
+    E_ARRIVING,
     E_BACK_S,
     E_BLOCK_TOKENS,
     E_BUSY_S,
@@ -168,6 +169,7 @@ def _fail(world: World, home: int, now_s: float) -> None:
     ints[home + E_KV_FREE] = ints[home + E_KV_PAGES]
     ints[home + E_LOAD] = 0
     ints[home + E_LOAD_TOKENS] = 0
+    ints[home + E_ARRIVING] = 0
     ints[home + E_WAIT_HEAD] = -1
     ints[home + E_INCOMING_HEAD] = -1
     ints[home + E_READY_HEAD] = -1
@@ -237,6 +239,7 @@ def _loses(world: World, request: int, home: int, now_s: float) -> bool:
         reserved = cancel_transfer(world, request, now_s)
         if receiver != home:
             if reserved:
+                ints[receiver + E_ARRIVING] -= 1
                 ints[receiver + E_KV_FREE] += held_pages(world, receiver, delivered_tokens(world, request))
             else:
                 _leave_incoming(world, receiver, request)

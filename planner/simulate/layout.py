@@ -210,6 +210,7 @@ E_HOST_LINK = 76  # home: the link that reads from host memory share
 E_READ_FLOW = 77  # the read that the current step waits for; -1: none
 E_SLOW = 78  # offset: steps so far that were longer than each limit on inter-token times
 E_ABOVE_TOKENS = 79  # takes prompts of more than these,
+E_ARRIVING = 81  # home: sequences that hold blocks while their KV is under way, or wait for a slot with it
 E_UP_TO_TOKENS = 80  # and of no more than these; 0: no bound
 E_LANE = 57  # number of this lane; its row also holds the state of the stage of that number
 E_UNLIKE = 90  # 1: the stages are not alike, and the rows of the lanes hold the tables of the stages of their numbers

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from splitplan.planner.simulate.layout import (
     DECODING,
+    E_ARRIVING,
     E_BLOCK_TOKENS,
     E_CONTEXT,
     E_CROSSING,
@@ -106,7 +107,8 @@ def may_take(world: World, engine: int, pages: int) -> bool:
     margin = ints[engine + E_WATERMARK_PAGES]
     reserve = ints[engine + E_RESERVE_PAGES]
     if reserve > 0:
-        margin += reserve * (running_sequences(world, engine) + 1)
+        arriving = ints[ints[engine + E_HOME] + E_ARRIVING]
+        margin += reserve * (running_sequences(world, engine) + arriving + 1)
     return pages + margin <= free
 
 

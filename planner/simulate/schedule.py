@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from splitplan.planner.simulate.intake import ask_decoder, has_decode_left, record_token
 from splitplan.planner.simulate.layout import (
+    E_ARRIVING,
     E_BUDGET_TOKENS,
     E_BUSY_S,
     E_CHUNKS_S,
@@ -162,6 +163,7 @@ def _join_delivered(world: World, engine: int) -> None:
         return
     while ints[home + E_READY_HEAD] >= 0 and ints[engine + E_RUNNING] < slots:
         request = pop_front(world, home, E_READY_HEAD)
+        ints[home + E_ARRIVING] -= 1
         join_running(world, engine, request, delivered_tokens(world, request))
         ints[engine + E_JOINED_COUNT] += 1
 
@@ -283,6 +285,7 @@ def _reserve_incoming(world: World, engine: int, now_s: float) -> None:
             break
         pop_front(world, home, E_INCOMING_HEAD)
         ints[home + E_KV_FREE] -= pages
+        ints[home + E_ARRIVING] += 1
         start_transfer(world, request, now_s)
 
 

@@ -19,10 +19,11 @@ def assert_conserved(world: at.World) -> None:
     for lane in range(ints[at.G_FIRST_ENGINE], ints[at.G_END_ENGINE], at.E_WIDTH):
         home = ints[lane + at.E_HOME]
         assert 0 <= ints[home + at.E_KV_FREE] <= ints[home + at.E_KV_PAGES]
-        assert ints[lane + at.E_RUNNING] >= 0
+        assert min(ints[lane + at.E_RUNNING], ints[home + at.E_ARRIVING]) >= 0
         if nobody_left:
             assert ints[home + at.E_KV_FREE] == ints[home + at.E_KV_PAGES]
             assert ints[lane + at.E_RUNNING] == ints[lane + at.E_CONTEXT] == ints[home + at.E_LOAD] == 0
+            assert ints[home + at.E_ARRIVING] == 0
             counters = [at.E_PHASES, at.E_LEAVING] if ints[lane + at.E_WINDOW_PAGES] > 0 else [at.E_PHASES]
             for field in counters:
                 offset = ints[lane + field]
