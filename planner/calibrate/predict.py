@@ -174,6 +174,8 @@ def setup_step_model(point: Point, setup: Setup, overhead: EngineOverhead) -> St
 def _slots(point: Point, setup: Setup) -> int:
     if point.mode == "static-batch" and point.concurrency:
         return max(setup.generation.max_num_seqs, point.concurrency)
+    if point.mode == "offline" and point.concurrency:  # the batch that an offline run is said to keep
+        return point.concurrency
     return setup.generation.max_num_seqs
 
 

@@ -191,9 +191,19 @@ def test_the_tail_of_a_chat_is_a_small_part_of_a_long_run(tmp_path: Path) -> Non
         "dtype": "fp8",
         "isl": 155,
         "osl": 294,
+        "batch_or_concurrency": "",
     }
     long = predicted(tmp_path, **cells, notes="OpenOrca").output_tokens_per_s
     few = predicted(tmp_path, **cells, notes="OpenOrca 500 samples").output_tokens_per_s
     equal = predicted(tmp_path, **cells).output_tokens_per_s
     assert long > 1.2 * few
     assert long == pytest.approx(equal, rel=0.25)
+
+
+def test_an_offline_run_keeps_the_batch_it_is_said_to_keep(tmp_path: Path) -> None:
+    """Sixteen at a time of 200 requests: about what sixteen users in a closed loop get, and less than no limit gives."""
+    few = predicted(tmp_path, mode="offline", batch_or_concurrency=16, notes="200 requests").output_tokens_per_s
+    free = predicted(tmp_path, mode="offline", batch_or_concurrency="", notes="200 requests").output_tokens_per_s
+    loop = predicted(tmp_path, mode="online-concurrency", batch_or_concurrency=16, notes="200 requests")
+    assert few == pytest.approx(loop.output_tokens_per_s, rel=0.1)
+    assert free > 1.5 * few
