@@ -201,7 +201,7 @@ def test_the_tail_of_a_chat_is_a_small_part_of_a_long_run(tmp_path: Path) -> Non
 
 
 def test_an_offline_run_keeps_the_batch_it_is_said_to_keep(tmp_path: Path) -> None:
-    """Sixteen at a time of 200 requests: about what sixteen users in a closed loop get, and less than no limit gives."""
+    """Sixteen at a time of 200 requests: about what sixteen users in a closed loop get, less than no limit gives."""
     few = predicted(tmp_path, mode="offline", batch_or_concurrency=16, notes="200 requests").output_tokens_per_s
     free = predicted(tmp_path, mode="offline", batch_or_concurrency="", notes="200 requests").output_tokens_per_s
     loop = predicted(tmp_path, mode="online-concurrency", batch_or_concurrency=16, notes="200 requests")
