@@ -115,7 +115,8 @@ def _plan_lines(plan: Plan, component: str) -> list[str]:
             feeds += [f"{r.prefill} ({r.path})" for r in plan.routes if r.decode == instance.name]
             partners = f"; KV with {', '.join(feeds)}" if feeds else ""
             lines.append(
-                f"{instance.name} of {pool.name} on {where(instance)}: {100 * instance.share:.0f} % of {pool.role}, "
+                f"{instance.name} of {pool.name} on {where(instance)}: {100 * instance.share:.0f} % of {pool.role}"
+                f"{'' if pool.prompts.is_all else f' ({pool.prompts})'}, "
                 f"{100 * pool.utilisation:.0f} % of its planned time{partners}"
             )
     return lines

@@ -35,7 +35,14 @@ class GroupedBruteForce(BruteForce):
     """Every way to pick groups; an instance serves one share of all classes of its group."""
 
     def rate_scale(self, filling: Filling) -> float:
-        return max((self._of_partition(filling, *pair) for pair in self._partitions(filling)), default=0.0)
+        """The same groups serve whatever is left of the fleet."""
+        return max(
+            (
+                min(self._of_partition(state, *pair) for state in self.states(filling))
+                for pair in self._partitions(filling)
+            ),
+            default=0.0,
+        )
 
     def _partitions(self, filling: Filling) -> Iterator[tuple[dict[int, tuple[int, ...]], dict[int, tuple[int, ...]]]]:
         """For both stages the group that serves each class; none may be in two."""
@@ -140,7 +147,8 @@ def problems(draw: st.DrawFn) -> ProgramInput:
     kv_gb = [draw(st.sampled_from([0.1, 0.4])), draw(st.sampled_from([0.4, 1.0]))]
     objective = draw(st.sampled_from(["cost", "cost", "goodput", "power"]))
     fleet = replace(fleet, price_tiers=())
-    return a_problem(fleet, columns, rate, kv_gb=kv_gb, objective=objective, class_groups=True)
+    survive = draw(st.sampled_from(["", "", "", "rack", "node"]))
+    return a_problem(fleet, columns, rate, kv_gb=kv_gb, objective=objective, class_groups=True, survive=survive)
 
 
 def limited(problem: ProgramInput) -> bool:
@@ -152,7 +160,7 @@ def limited(problem: ProgramInput) -> bool:
 
 
 @settings(
-    max_examples=120,
+    max_examples=150,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
