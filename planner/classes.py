@@ -8,7 +8,7 @@ workload as a whole: a run may miss targets as often, of all requests, as its sh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from splitplan.planner.columns.build import ColumnSet, Demand
 from splitplan.planner.columns.column import Column
-from splitplan.planner.columns.mix import RequestMix, request_mix
+from splitplan.planner.columns.mix import RequestMix, miss_share, request_mix
 from splitplan.planner.inputs import SolveInputs
 from splitplan.planner.spec.length_buckets import PromptRange, buckets, new_tokens, runs_of_buckets, work_shares
 from splitplan.planner.spec.workload import Requests, Workload, sample
@@ -94,11 +94,9 @@ def runs(inputs: SolveInputs, mix: RequestMix) -> tuple[Run, ...]:
 
 def _run(inputs: SolveInputs, prompts: PromptRange) -> Run:
     """The requests of one run. Of a renewal process each of whose arrivals is kept with probability p, the squared
-    coefficient of variation is 1 + p · (scv − 1). Of all that may miss, the run has its share of the work: where the
-    targets are one for all lengths, it is the long prompts that miss them."""
+    coefficient of variation is 1 + p · (scv − 1)."""
     workload = inputs.workload
-    inside = prompts.holds(workload.input_tokens)
-    share, work = float(workload.weight[inside].sum()), float(work_shares(workload)[inside].sum())
+    share = float(workload.weight[prompts.holds(workload.input_tokens)].sum())
     drawn = min(MOST_SAMPLED, math.ceil(MIX_SAMPLE / max(share, 1e-9)))
     everything = sample(workload, drawn, inputs.question.seed)
     requests = everything.take(np.flatnonzero(prompts.holds(everything.input_tokens)))
@@ -106,12 +104,24 @@ def _run(inputs: SolveInputs, prompts: PromptRange) -> Run:
     max_model_len = min(-(-longest // 1024) * 1024, inputs.max_model_len)
     mix = _mix(inputs, requests, max_model_len)
     mix = replace(
-        mix,
-        ttft_miss_share=min(mix.ttft_miss_share * work / share, MOST_MISSED),
-        tpot_miss_share=min(mix.tpot_miss_share * work / share, MOST_MISSED),
+        mix, ttft_miss_share=_may_miss(inputs, prompts, "ttft"), tpot_miss_share=_may_miss(inputs, prompts, "tpot")
     )
     scv = 1 + share * (workload.arrival_scv - 1)
     return Run(prompts, mix, Demand(mix, share * workload.rate_req_per_s, scv), share)
+
+
+def _may_miss(inputs: SolveInputs, prompts: PromptRange, name: str) -> float:
+    """The share of a run's requests that may miss a target. Of all that may miss in a class, its part of the run has as
+    much as of the work: where targets are one for all lengths, it is the long prompts that miss them."""
+    workload, work = inputs.workload, work_shares(inputs.workload)
+    inside, found = prompts.holds(workload.input_tokens), MOST_MISSED
+    for number, slo in enumerate(inputs.class_slos):
+        mine = workload.class_index == number
+        requests, here = workload.weight[mine].sum(), workload.weight[mine & inside].sum()
+        if here > 0:
+            part = (work[mine & inside].sum() / work[mine].sum()) / (here / requests)
+            found = min(found, float(part) * miss_share([getattr(slo, name)], [slo]))
+    return found
 
 
 def _longest(workload: Workload, prompts: PromptRange) -> int:
@@ -120,13 +130,10 @@ def _longest(workload: Workload, prompts: PromptRange) -> int:
     return int((source.input_tokens + source.output_tokens)[inside].max())
 
 
-def columns_of_runs(
-    parts: Sequence[Run], classes: Sequence[ProgramClass], build: Callable[[Run], ColumnSet]
-) -> ColumnSet:
+def columns_of_runs(parts: Sequence[tuple[Run, ColumnSet]], classes: Sequence[ProgramClass]) -> ColumnSet:
     """The columns of every run, over the classes of the program; those of a part of all prompts carry its bounds."""
     result = ColumnSet([])
-    for part in parts:
-        found = build(part)
+    for part, found in parts:
         result.considered += found.considered
         result.rejections.counts.update(found.rejections.counts)
         result.rejections.examples |= {

@@ -70,7 +70,7 @@ def answer_from(
         say("compiling the simulator for this machine, once (about half a minute) …")
     shop = Workshop(study.inputs, study.problem, Judge(study.inputs, effort))
     with patience(search_s):
-        variants = [_run(shop, label, options, say) for label, options in _variants(study)]
+        variants = _variants(study, shop, say)
     plan = emit_plan(study, shop, _chosen(study, variants), variants)
     say(f"solved and verified in {_since(start_s)}")
     return Answer(plan, study.inputs)
@@ -81,20 +81,23 @@ def solve(question: Question, *, effort: Effort | None = None) -> Plan:
     return answer(question, effort=effort).plan
 
 
-def _variants(study: Study) -> list[tuple[str, ProgramOptions]]:
-    """What competes, in the order in which corrections are learned; the open question comes last."""
-    base = study.problem.options
-    whole = replace(base, whole_groups=True) if base.class_groups else base
+def _variants(study: Study, shop: Workshop, say: Progress) -> list[Variant]:
+    """What competes, in the order in which corrections are learned; the open question comes last.
+
+    Where prompt lengths are told apart, all the others answer the question as it is without: so does the best of them.
+    """
+    plain = shop if study.together is None else Workshop(shop.inputs, study.together, shop.judge)
+    base = plain.problem.options
     gpus = list(study.inputs.fleet.num_gpus)
-    variants = []
+    asked = []
     if base.mode == "auto":
-        variants.append(("best colocated", replace(whole, mode="colocated")))
-        variants.append(("best disaggregated", replace(whole, mode="disagg")))
+        asked.append(("best colocated", replace(base, mode="colocated")))
+        asked.append(("best disaggregated", replace(base, mode="disagg")))
     if len(gpus) > 1:
-        variants += [(f"only {gpu}", replace(whole, only_gpu=gpu)) for gpu in gpus]
-    if base.class_groups:
-        variants.append((LENGTHS_TOGETHER, whole))
-    return [*variants, ("", base)]
+        asked += [(f"only {gpu}", replace(base, only_gpu=gpu)) for gpu in gpus]
+    asked.append(("" if plain is shop else LENGTHS_TOGETHER, base))
+    found = [_run(plain, label, options, say) for label, options in asked]
+    return found if plain is shop else [*found, _run(shop, "", shop.problem.options, say)]
 
 
 def _run(shop: Workshop, label: str, options: ProgramOptions, say: Progress) -> Variant:

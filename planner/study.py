@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -33,6 +33,7 @@ class Study:
     mix: RequestMix
     columns: ColumnSet
     problem: ProgramInput
+    together: ProgramInput | None = None  # where lengths are told apart: the same question as if they were not
 
 
 def rebuild(plan: Plan) -> tuple[Study, ProgramInput]:
@@ -59,12 +60,20 @@ def prepare(inputs: SolveInputs) -> Study:
             lambda: build_columns(inputs.model, inputs.engine, hosts, run.demand, options, library, mixes),
         )
 
+    parts = [(run, build(run)) for run in runs(inputs, mix)]
     classes = program_classes(inputs, mix)
-    columns = columns_of_runs(runs(inputs, mix), classes, build)
+    columns = columns_of_runs(parts, classes)
     problem = _program(inputs, classes, columns.columns)
-    study = Study(inputs, mix, columns, problem)
+    study = Study(inputs, mix, columns, problem, _together(inputs, mix, parts[:1]) if inputs.length_edges else None)
     _check_columns(study)
     return study
+
+
+def _together(inputs: SolveInputs, mix: RequestMix, everything: Sequence[tuple[Run, ColumnSet]]) -> ProgramInput:
+    """The program of the same question without length buckets, from the columns for all prompts."""
+    plain = replace(inputs, length_edges=())
+    classes = program_classes(plain, mix)
+    return _program(plain, classes, columns_of_runs(everything, classes).columns)
 
 
 def _cache_key(inputs: SolveInputs, run: Run) -> object:

@@ -83,8 +83,8 @@ def request_mix(
         num_classes=len(slos),
         ttft_limit_s=_limits([slo.ttft for slo in slos])[requests.class_index] - front_end_s,
         tpot_limit_s=np.where(requests.output_tokens > 1, tpot_limit_s, np.inf),
-        ttft_miss_share=_miss_share([slo.ttft for slo in slos], slos),
-        tpot_miss_share=_miss_share([slo.tpot for slo in slos], slos),
+        ttft_miss_share=miss_share([slo.ttft for slo in slos], slos),
+        tpot_miss_share=miss_share([slo.tpot for slo in slos], slos),
         max_model_len=max_model_len,
     )
 
@@ -93,7 +93,7 @@ def _limits(targets: Sequence[Target | None]) -> FloatArray:
     return np.array([target.seconds if target else np.inf for target in targets])
 
 
-def _miss_share(targets: Sequence[Target | None], slos: Sequence[Slo]) -> float:
+def miss_share(targets: Sequence[Target | None], slos: Sequence[Slo]) -> float:
     """The strictest share over classes: no more than the percentile, nor the joint attainment, allows."""
     shares = [1 - slo.attainment for slo in slos] + [1 - target.percentile / 100 for target in targets if target]
     return max(min(shares), 1e-6)

@@ -20,6 +20,8 @@ from splitplan.planner.review.replan import Wanted, column_of, replan
 from splitplan.planner.review.replay import longest_taken, replay
 from splitplan.planner.simulate.compiled import has_numba
 from splitplan.planner.solve import solve
+from splitplan.planner.spec.slo import parse_slo
+from splitplan.planner.spec.workload import RequestClass
 from splitplan.planner.study import prepare
 from splitplan.planner.verify import Effort
 
@@ -40,11 +42,13 @@ def plan() -> Plan:
 
 @needs_numba
 def test_apart_is_cheaper_than_together_and_passes(plan: Plan) -> None:
-    """Long prompts to pipelines of four L40S, short ones to single ones, for at least a tenth less money."""
+    """Long prompts to pipelines of L40S, short ones to single ones, for less money than any plan without buckets."""
     together = next(row for row in plan.alternatives if "all lengths together" in row.label)
     assert together.verification is not None
     assert together.verification.passed
-    assert plan.usd_per_hour < 0.9 * together.usd_per_hour
+    assert plan.usd_per_hour < 0.95 * together.usd_per_hour
+    without = solve(replace(QUESTION, length_buckets=""), effort=QUICK)
+    assert without.usd_per_hour == min(row.usd_per_hour for row in plan.alternatives if row.pools)
     assert plan.length_edges == (EDGE,)
     assert {pool.prompts.up_to for pool in plan.pools} == {EDGE, 0}
     assert f"length buckets at {EDGE:,} input tokens" in plan.notes[0]
@@ -128,6 +132,26 @@ def test_runs_split_what_may_miss_by_work() -> None:
     longest = [run.mix.max_model_len for run in single]
     assert longest == sorted(longest)
     assert longest[0] < longest[-1]
+
+
+def test_classes_of_one_length_may_miss_as_their_own_targets_say() -> None:
+    """A class whose prompts are all of one bucket keeps its own percentile there, however much work it is."""
+    inputs = load_inputs(QUESTION)
+    loose = parse_slo("ttft=30s@p80,tpot=50ms@p95")
+    workload = replace(
+        inputs.workload,
+        classes=(RequestClass("short"), RequestClass("long", loose)),
+        class_index=(inputs.workload.input_tokens > EDGE).astype(np.int64),
+    )
+    inputs = replace(inputs, workload=workload)
+    _, short, long = runs(inputs, whole_mix(inputs))
+    assert short.mix.ttft_miss_share == pytest.approx(0.05)
+    assert long.mix.ttft_miss_share == pytest.approx(0.2)
+    assert long.mix.tpot_miss_share == pytest.approx(0.05)
+    assert [item.name for item in program_classes(inputs, short.mix)] == [
+        "short, prompts up to 16,000",
+        "long, prompts over 16,000",
+    ]
 
 
 def test_program_classes_keep_rate_and_tokens() -> None:
