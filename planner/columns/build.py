@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,35 +192,45 @@ def _columns_of_pipeline(
     fraction = options.memory_fraction or engine.memory_fraction
     cuts = [] if problem else layer_splits(pipeline, role, model, engine, demand.mix, library, ladder[0], fraction)
     best: dict[Reach, Column] = {}
-    for max_num_seqs, chunk in ladder:
-        found, reason = False, "engine rules" if problem else "KV does not fit"
-        for cut in cuts:
-            columns, reason = _columns_of_cut(role, cut, model, engine, demand, options, library, max_num_seqs, chunk)
-            for column in columns:
-                rival = best.get(column.transfer_reach)
-                if rival is None or _better(column, rival):
-                    best[column.transfer_reach], found = column, True
-        if not found:
+    make = partial(_columns_of_cut, role, model=model, engine=engine, demand=demand, options=options, library=library)
+    for entry in ladder:
+        columns, reason = make(cuts[0], entry) if cuts else ([], "engine rules" if problem else "KV does not fit")
+        if not _take_better(best, columns):
             result.rejections.add(reason or "another batch is better", name, problem)
+    settings = dict.fromkeys((column.max_num_seqs, column.max_num_batched_tokens) for column in best.values())
+    for cut in cuts[1:]:  # with the batch and chunk that suit the first cut
+        for entry in settings or ladder:
+            _take_better(best, make(cut, entry)[0])
     kept = [column for column in _reaches_that_pay(best) if serves_more(column, result.columns)]
     if best and not kept:
         result.rejections.add("its GPU types do as well apart", name)
     return kept
 
 
+def _take_better(best: dict[Reach, Column], columns: Iterable[Column]) -> bool:
+    """Put columns where they are better than what stands there; whether any was."""
+    taken = False
+    for column in columns:
+        rival = best.get(column.transfer_reach)
+        if rival is None or _better(column, rival):
+            best[column.transfer_reach], taken = column, True
+    return taken
+
+
 def _columns_of_cut(
     role: Role,
     cut: Pipeline,
+    entry: tuple[int, int],
+    *,
     model: Model,
     engine: Engine,
     demand: Demand,
     options: ColumnOptions,
     library: StepLibrary,
-    max_num_seqs: int,
-    chunk: int,
 ) -> tuple[list[Column], str]:
     """A column for each reach of a pipeline with its layers cut, or why there is none."""
-    mix, fraction = demand.mix, options.memory_fraction or engine.memory_fraction
+    (max_num_seqs, chunk), mix = entry, demand.mix
+    fraction = options.memory_fraction or engine.memory_fraction
     stages = pipeline_memory(
         cut, model, engine, max_num_seqs=max_num_seqs, chunk=chunk, fraction=fraction, max_len=mix.max_model_len
     )

@@ -2,7 +2,7 @@
 
 With n layers on one type and the rest on the other, the slowest stage's time for a mean request and the KV tokens of
 the tightest stage follow from two numbers per type, since both are linear in layers. Three cuts are handed on: the
-fastest slowest stage, the most KV memory, and half-way between; their columns say which serves most.
+slowest stage at its fastest, the most KV memory, and half-way between; their columns say which serves most.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def layer_splits(
     limits: tuple[int, int],
     fraction: float,
 ) -> list[Pipeline]:
-    """The pipeline cut in up to three ways: the fastest slowest stage, the most KV memory, and half-way between."""
+    """The pipeline cut in up to three ways: half-way, the fastest slowest stage, the most KV memory."""
     many, more = (count for _, count in pipeline.parts())
     costs = _layer_costs(pipeline, role, model, mix, library)
     rooms = [_room(pipeline, number, model, engine, mix, limits, fraction) for number in (0, len(pipeline.stages) - 1)]
@@ -46,7 +46,7 @@ def layer_splits(
     if not found:
         return []
     fastest, roomiest = min(found)[2], min(found, key=lambda entry: (entry[1], entry[0]))[2]
-    shares = dict.fromkeys((fastest, roomiest, (fastest + roomiest) // 2))
+    shares = dict.fromkeys(((fastest + roomiest) // 2, fastest, roomiest))
     return [pipeline.with_layers((*spread(share, many), *spread(model.num_layers - share, more))) for share in shares]
 
 

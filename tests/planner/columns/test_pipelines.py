@@ -11,10 +11,12 @@ import pytest
 from splitplan.planner.columns.build import ColumnSet
 from splitplan.planner.columns.cache import cached_columns
 from splitplan.planner.columns.column import Column
+from splitplan.planner.columns.cuts import layer_splits
 from splitplan.planner.columns.hosts import host_kinds, rack_mixes
 from splitplan.planner.columns.options import ColumnOptions
-from splitplan.planner.columns.pipelines import pipeline_memory, pipeline_problem, pipelines, serves_more
-from splitplan.planner.columns.service import decode_step_s
+from splitplan.planner.columns.pipelines import pipeline_memory, pipeline_problem, pipeline_step, pipelines, serves_more
+from splitplan.planner.columns.service import decode_step_s, mix_prompts
+from splitplan.planner.columns.steps import StepLibrary
 from splitplan.planner.inputs import SolveInputs, load_inputs
 from splitplan.planner.question import Question
 from splitplan.planner.spec.fleet import load_fleet
@@ -75,6 +77,30 @@ def test_layers_are_split_so_that_no_other_cut_is_faster_by_a_layer(study: Study
     per_layer = [time / stage.layers for time, stage in zip(times, column.stages, strict=True)]
     work = [max(per_layer[0] * (few.layers + k), per_layer[1] * (many.layers - k)) for k in (-12, 0, 12)]
     assert work[1] <= min(work[0], work[2])
+
+
+def test_the_fastest_cut_has_stages_that_take_alike(study: Study) -> None:
+    """Prompt and answer of a mean request take both stages the same seconds, but for one layer that does not divide."""
+    inputs, mix = study.inputs, study.mix
+    library = StepLibrary(inputs.model, inputs.engine, inputs.profiles)
+    shapes = pipelines(
+        inputs.model, inputs.engine, host_kinds(inputs.fleet), rack_mixes(inputs.fleet), ColumnOptions(), "", 4096
+    )
+    pipeline = next(each for each in shapes if each.label == "a100-sxm-80+h100-sxm tp8 pp2")
+    fraction = inputs.engine.memory_fraction
+    cuts = layer_splits(pipeline, "colocated", inputs.model, inputs.engine, mix, library, (256, 512), fraction)
+    balance = []
+    for cut in cuts:
+        each = []
+        for stage in pipeline_step(cut, library, inputs.model, 512).stages:
+            prompt_s = float(mix_prompts(stage, 2048, mix).service().occupancy_s.mean())
+            each.append(
+                prompt_s + float(mix.output_tokens.mean()) * decode_step_s(stage, 32.0, mix.context_tokens) / 32
+            )
+        layer_s = max(seconds / layers for seconds, layers in zip(each, cut.layers, strict=True))
+        balance.append(abs(each[0] - each[1]) / layer_s)
+    assert min(balance) <= 2.0  # the time of each layer, and of the embedding and the LM head beside them
+    assert balance.index(min(balance)) == 1  # the second of the three is the fastest
 
 
 def test_every_stage_holds_its_layers_and_the_smallest_room_sets_the_kv_capacity(study: Study) -> None:
