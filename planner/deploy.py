@@ -11,7 +11,7 @@ from splitplan.catalogs.links import find_link
 from splitplan.catalogs.models import Model
 from splitplan.catalogs.parameters import element_bytes
 from splitplan.planner.inputs import SolveInputs
-from splitplan.planner.latency.memory import kv_layer_slots
+from splitplan.planner.latency.memory import kv_bytes_per_gpu, kv_layer_slots
 from splitplan.planner.latency.step import StepModel
 from splitplan.planner.latency.transfer import kv_transfer
 from splitplan.planner.plan import Instance, Pool, Route
@@ -48,6 +48,7 @@ def deployment_of(
     window_tokens, windowed_bytes = windows_of(inputs.model, _kv_dtype(pools))
     return Deployment(
         instances=tuple(specs),
+        kv_bytes_per_sequence=float(inputs.model.state_bytes),
         window_tokens=window_tokens,
         windowed_kv_bytes_per_token=windowed_bytes,
         links=tuple(links.links),
@@ -123,6 +124,12 @@ def kv_parts(model: Model, kv_dtype: str, tensor_parallel: int) -> tuple[int, in
         full += round(model.indexer.cached_bytes_per_token / element_bytes(kv_dtype))
     common = math.gcd(full, windowed)
     return (full // common, windowed // common) if windowed else (1, 0)
+
+
+def kv_sequence_tokens(model: Model, kv_dtype: str, tensor_parallel: int) -> int:
+    """The state that a sequence keeps on a rank in layers without a cache, as so many tokens of the others."""
+    per_token = kv_bytes_per_gpu(model, kv_dtype, 1, tp=tensor_parallel, pp=1, windows=False)
+    return math.ceil(model.state_bytes / tensor_parallel / per_token) if model.state_bytes else 0
 
 
 class _Links:
@@ -239,6 +246,7 @@ def _spec(pool: Pool, instance: Instance, entry_share: float, step: StepModel, l
         node=node.name,
         rack=node.rack,
         kind=links.kind(pool, instance),
+        kv_sequence_tokens=kv_sequence_tokens(links.model, pool.kv_dtype, pool.tensor_parallel),
         kv_parts=kv_parts(links.model, pool.kv_dtype, pool.tensor_parallel),
         local_link=links.local(pool, instance) if pool.role == "prefill" else None,
         egress=links.way(pool, instance, "out") if pool.role == "prefill" else (),

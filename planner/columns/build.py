@@ -303,8 +303,9 @@ def _capacities(
 
 
 def with_windows(limits: Limits, shape: Shape, model: Model, context_tokens: float) -> Limits:
-    """The KV tokens that fit when sequences are so long: more than the engine logs where layers have a window."""
-    if all(group.window_tokens is None for group in model.attention):
+    """The KV tokens that fit when sequences are so long: more than the engine logs where layers have a window, fewer
+    where layers keep a state for every sequence."""
+    if not model.state_bytes and all(group.window_tokens is None for group in model.attention):
         return limits
     tp, pp, tokens = shape.tensor_parallel, shape.pipeline_parallel, max(round(context_tokens), 1)
     kept = kv_bytes_per_gpu(model, shape.kv_dtype, tokens, tp=tp, pp=pp, windows=False)

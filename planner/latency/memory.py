@@ -158,7 +158,8 @@ def kv_bytes_per_gpu(
     """KV bytes of one sequence of `tokens` on one GPU of the fullest stage, or of the stage `cut`.
 
     Heads divide over tensor ranks down to one a rank; MLA's latent is replicated on every rank. `windows=False`
-    charges every layer for every token, which is how engines state their capacity in tokens.
+    charges every layer for every token, which is how engines state their capacity in tokens, and leaves out what a
+    sequence holds beside its tokens (states of Mamba and delta-rule layers).
     """
     size = element_bytes(kv_dtype)
     total = 0.0
@@ -169,7 +170,7 @@ def kv_bytes_per_gpu(
     if model.indexer is not None:
         total += tokens * model.indexer.cached_bytes_per_token
     share = stage_share(model, pp) if cut is None else cut.layers / model.num_layers
-    return (total + model.state_bytes / tp) * share
+    return (total + (model.state_bytes / tp if windows else 0.0)) * share
 
 
 def kv_layer_slots(model: Model) -> tuple[int, ...]:

@@ -145,6 +145,7 @@ def _fill_globals(rows: Rows, deployment: Deployment) -> None:
     ints[at.G_SPINE] = rows.link_handle(deployment.spine)
     ints[at.G_WINDOW] = deployment.window_tokens
     floats[at.G_KV_BYTES_PER_TOKEN] = deployment.kv_bytes_per_token
+    floats[at.G_KV_BYTES_PER_SEQUENCE] = deployment.kv_bytes_per_sequence
     floats[at.G_WINDOWED_BYTES_PER_TOKEN] = deployment.windowed_kv_bytes_per_token
     if deployment.indices("prefill") and deployment.indices("decode"):
         ints[at.G_LAYERWISE] = int(deployment.layerwise_layers > 0)
@@ -226,6 +227,7 @@ def _instance_fields(rows: Rows, instance: InstanceSpec, window_tokens: int) -> 
         at.E_BLOCK_TOKENS: instance.block_tokens,
         at.E_KV_PAGES: pages,
         at.E_KV_FREE: pages,
+        at.E_SEQUENCE_PAGES: -(-instance.kv_sequence_tokens // block) * (full + windowed),
         at.E_FULL_PAGES: full,
         at.E_WINDOW_PAGES: windowed,
         at.E_PROMPT_BLOCKS: -(-(window_tokens - 1 + instance.max_num_batched_tokens) // block) + 1,

@@ -44,6 +44,7 @@ class InstanceSpec:
     watermark: float = 0.0  # share of the KV blocks kept free when a prompt is admitted to a busy instance
     kv_parts: tuple[int, int] = (1, 0)  # of the KV memory of a block: layers that keep every token, layers that free
     # what left their window (`Deployment.window_tokens`); (1, 0) where the engine frees nothing
+    kv_sequence_tokens: int = 0  # KV memory of every sequence beside its tokens, as so many tokens: states of layers
     reserve_output_tokens: int = 0  # KV kept free per running sequence on admission (SGLang's decode reservation)
     prefix_cache: bool = True  # prompt blocks stay in HBM until KV needs the room (when requests name their blocks)
     host_cache_tokens: int = 0  # copies of prompt blocks in host memory
@@ -100,6 +101,7 @@ class Deployment:
     instances: tuple[InstanceSpec, ...]
     links: tuple[Link, ...] = ()
     kv_bytes_per_token: float = 0.0  # over all layers
+    kv_bytes_per_sequence: float = 0.0  # sent beside the tokens: states of layers that have no cache
     window_tokens: int = 0  # what layers with a sliding window see; 0: there are none
     windowed_kv_bytes_per_token: float = 0.0  # of `kv_bytes_per_token`, in those layers
     transfer_latency_s: float = 0.0  # per transfer: hand-shake, router hop
@@ -187,7 +189,13 @@ def _cost_problems(deployment: Deployment) -> list[Problem]:
     if not 0 <= deployment.windowed_kv_bytes_per_token <= deployment.kv_bytes_per_token:
         value = f"{deployment.windowed_kv_bytes_per_token}"
         problems.append(Problem(value, key="windowed_kv_bytes_per_token", expected="at most kv_bytes_per_token"))
-    for key in ("kv_bytes_per_token", "transfer_latency_s", "descriptor_s", "descriptors_per_block"):
+    for key in (
+        "kv_bytes_per_token",
+        "kv_bytes_per_sequence",
+        "transfer_latency_s",
+        "descriptor_s",
+        "descriptors_per_block",
+    ):
         value = getattr(deployment, key)
         if not 0 <= value < math.inf:
             problems.append(Problem(f"{value}", key=key, expected="a finite number from 0 on"))
@@ -240,6 +248,8 @@ def _instance_problems(instance: InstanceSpec, deployment: Deployment) -> Sequen
     if not (full >= 0 and windowed >= 0 and full + windowed > 0) or (windowed and deployment.window_tokens < 1):
         expected = "two numbers from 0 on, not both 0; the second above 0 only with window_tokens"
         wrong.append(("kv_parts", instance.kv_parts, expected))
+    if instance.kv_sequence_tokens < 0:
+        wrong.append(("kv_sequence_tokens", instance.kv_sequence_tokens, "at least 0"))
     if instance.kind < 0:
         wrong.append(("kind", instance.kind, "at least 0"))
     if instance.reserve_output_tokens < 0:

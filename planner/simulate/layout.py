@@ -127,6 +127,7 @@ G_WIDTH = 64
 G_NOW = 0
 G_KV_BYTES_PER_TOKEN = 1
 G_WINDOWED_BYTES_PER_TOKEN = 2  # of them, in layers with a window
+G_KV_BYTES_PER_SEQUENCE = 3  # beside its tokens
 G_LAST_LAYER_SHARE = 4
 G_THINK_S = 5
 
@@ -210,6 +211,7 @@ E_HOST_LINK = 76  # home: the link that reads from host memory share
 E_READ_FLOW = 77  # the read that the current step waits for; -1: none
 E_SLOW = 78  # offset: steps so far that were longer than each limit on inter-token times
 E_ABOVE_TOKENS = 79  # takes prompts of more than these,
+E_SEQUENCE_PAGES = 82  # what every sequence holds beside its tokens (layers with a state instead of a cache)
 E_ARRIVING = 81  # home: sequences that hold blocks while their KV is under way, or wait for a slot with it
 E_UP_TO_TOKENS = 80  # and of no more than these; 0: no bound
 E_LANE = 57  # number of this lane; its row also holds the state of the stage of that number

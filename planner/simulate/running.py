@@ -29,6 +29,7 @@ from splitplan.planner.simulate.layout import (
     E_PROMPT_BLOCKS,
     E_RESERVE_PAGES,
     E_RUNNING,
+    E_SEQUENCE_PAGES,
     E_SLOW,
     E_STEPS,
     E_WATERMARK_PAGES,
@@ -59,7 +60,7 @@ def prompt_pages(world: World, engine: int, tokens: int) -> int:
     """KV pages of a prompt from admission to the end of its prefill: with windows, the most that it holds at once."""
     ints = world.ints
     blocks = blocks_for(world, engine, tokens)
-    pages = blocks * ints[engine + E_FULL_PAGES]
+    pages = ints[engine + E_SEQUENCE_PAGES] + blocks * ints[engine + E_FULL_PAGES]
     if ints[engine + E_WINDOW_PAGES] > 0:
         pages += min(blocks, ints[engine + E_PROMPT_BLOCKS]) * ints[engine + E_WINDOW_PAGES]
     return pages
@@ -69,7 +70,7 @@ def held_pages(world: World, engine: int, tokens: int) -> int:
     """KV pages of a sequence that has `tokens` and has not begun its next step."""
     ints = world.ints
     blocks = blocks_for(world, engine, tokens)
-    pages = blocks * ints[engine + E_FULL_PAGES]
+    pages = ints[engine + E_SEQUENCE_PAGES] + blocks * ints[engine + E_FULL_PAGES]
     if ints[engine + E_WINDOW_PAGES] > 0:
         left = max(0, tokens - ints[G_WINDOW]) // ints[engine + E_BLOCK_TOKENS]
         pages += (blocks - left) * ints[engine + E_WINDOW_PAGES]

@@ -37,6 +37,7 @@ from splitplan.planner.simulate.layout import (
     G_COSTS,
     G_DECODE_EMITS_FIRST,
     G_KINDS,
+    G_KV_BYTES_PER_SEQUENCE,
     G_KV_BYTES_PER_TOKEN,
     G_LAST_LAYER_SHARE,
     G_LAYERWISE,
@@ -160,7 +161,7 @@ def _kv_bytes(world: World, request: int) -> float:
     tokens = world.ints[request + R_TARGET]
     if world.ints[G_CACHED_ON_DECODE] == 1:
         tokens -= world.ints[request + R_CACHED]
-    num_bytes = tokens * world.floats[G_KV_BYTES_PER_TOKEN]
+    num_bytes = world.floats[G_KV_BYTES_PER_SEQUENCE] + tokens * world.floats[G_KV_BYTES_PER_TOKEN]
     if _windowed(world, request):
         num_bytes -= max(0, tokens - world.ints[G_WINDOW]) * world.floats[G_WINDOWED_BYTES_PER_TOKEN]
     return num_bytes

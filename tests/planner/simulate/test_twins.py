@@ -64,6 +64,7 @@ def instances(draw: st.DrawFn, role: str, index: int) -> InstanceSpec:
         watermark=draw(st.sampled_from([0.0, 0.05])),
         reserve_output_tokens=draw(st.sampled_from([0, 64])),
         kv_parts=draw(st.sampled_from([(1, 0), (1, 0), (1, 1), (2, 10), (0, 1)])),
+        kv_sequence_tokens=draw(st.sampled_from([0, 0, 40])),
         kind=index % 2,
         prefix_cache=draw(st.booleans()),
         host_cache_tokens=draw(st.sampled_from([0, 640])),

@@ -12,7 +12,7 @@ from splitplan.catalogs.engines import find_engine
 from splitplan.catalogs.errors import InputError
 from splitplan.catalogs.gpus import find_gpu
 from splitplan.catalogs.models import find_model
-from splitplan.planner.deploy import kv_parts, windows_of
+from splitplan.planner.deploy import kv_parts, kv_sequence_tokens, windows_of
 from splitplan.planner.latency.memory import capacity_at_context, instance_memory
 from splitplan.planner.simulate import Deployment, Link, PathCost, simulate
 from splitplan.planner.simulate import layout as at
@@ -155,6 +155,38 @@ def test_host_memory_is_read_for_the_window_only() -> None:
     run = simulate(base, requests).runs[0]
     assert run.cached_tokens.tolist() == [0, 0, 128]
     assert run.ttft_s[2] == pytest.approx((128 * 6e4 + 32 * 4e4) / 1e9 + 1e-4)
+
+
+def test_layers_with_a_state_hold_it_for_every_sequence() -> None:
+    """1,000 tokens of KV: a prompt of 100 and its 10 tokens hold 112, and 208 where a state is worth 96."""
+    own = instance(constant_step(0.01), kv_capacity_tokens=1000, block_tokens=16, kv_sequence_tokens=90)
+    run = simulate(Deployment((own,)), fixed_requests(8, 100, 10)).runs[0]
+    assert np.unique(run.ttft_s.round(4), return_counts=True)[1].tolist() == [4, 4]
+    without = simulate(Deployment((dataclasses.replace(own, kv_sequence_tokens=0),)), fixed_requests(8, 100, 10)).runs[
+        0
+    ]
+    assert (without.ttft_s < 0.011).all()
+    huge = dataclasses.replace(own, kv_sequence_tokens=1000)
+    assert simulate(Deployment((huge,)), fixed_requests(1, 100, 10)).num_rejected == 1
+
+
+def test_a_state_is_sent_with_the_tokens() -> None:
+    step = linear_step(overhead_s=0.01)
+    base = pair(step, 1e9, kv_bytes_per_sequence=5e6)
+    assert simulate(base, fixed_requests(1, 1000, 3)).runs[0].transfer_s[0] == pytest.approx(0.1 + 0.005)
+
+
+def test_a_model_with_states_holds_as_many_sequences_as_fit_in_bytes() -> None:
+    """nemotron-3-super on four H100: 170 MB of state a sequence, 4 KB a token and rank; sequences of 8,192 tokens."""
+    model, engine, gpu = find_model("nemotron-3-super-120b-a12b"), find_engine("vllm"), find_gpu("h100")
+    memory = instance_memory(
+        model, gpu, engine, tp=4, pp=1, ep=1, weight_dtype=model.weight_dtype, kv_dtype="bf16", max_num_seqs=256,
+        max_num_batched_tokens=8192, memory_fraction=0.9, max_model_len=8192,
+    )  # fmt: skip
+    state = kv_sequence_tokens(model, "bf16", 4)
+    assert memory.kv_capacity_tokens / (state + 8192) == pytest.approx(
+        memory.kv_bytes / memory.kv_bytes_per_sequence, rel=0.01
+    )
 
 
 def test_parts_that_make_no_sense_are_refused() -> None:
