@@ -146,8 +146,10 @@ def _question(case: Case, folder: Path) -> Question:
 def by_its_numbers(case: Case, answer: Mapping[str, Any]) -> tuple[float, str]:
     """The cheapest plan of our program over its worker rates and prices."""
     columns: dict[str, Column] = {}
+    roles: tuple[Role, Role] = ("prefill", "decode")
     for row in answer["rows"]:
-        for role, gpu in (("prefill", row["prefill"]), ("decode", row["decode"])):
+        for role in roles:
+            gpu = row[role]
             columns[f"{role} {gpu}"] = _column(role, gpu, row[f"{role}_req_per_s"])
     problem = ProgramInput(
         fleet=inventory(dict.fromkeys(USD_PER_HOUR, case.fleet), USD_PER_HOUR),
