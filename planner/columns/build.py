@@ -34,6 +34,7 @@ from splitplan.planner.columns.options import (
     PREFILL_MAX_SEQS,
     ColumnOptions,
 )
+from splitplan.planner.columns.parallel import in_parallel
 from splitplan.planner.columns.pipelines import (
     Pipeline,
     handoff_tokens,
@@ -98,15 +99,57 @@ def build_columns(
     result = ColumnSet([])
     gpus = [host.gpu for host in hosts]
     backend = common_attention_backend(engine, gpus, model, options.kv_dtype or DEFAULT_KV_DTYPE) or ""
+    tried = {
+        role: [
+            shape
+            for host in hosts
+            for shape in _worth_trying(
+                role, _shapes_of(model, engine, host, options, backend if role != "colocated" else ""), model, options
+            )
+        ]
+        for role in ROLES
+    }
+    work = [(role, shape) for role, found in tried.items() for shape in found]
+    built = iter(_columns_of_shapes(work, model, engine, demand, options, step_models))
     for role in ROLES:
-        for host in hosts:
-            candidates = _shapes_of(model, engine, host, options, backend if role != "colocated" else "")
-            for shape in _worth_trying(role, candidates, model, options):
-                result.columns += _columns_of_shape(role, shape, model, engine, demand, options, step_models, result)
+        for _ in tried[role]:
+            part = next(built)
+            result.columns += part.columns
+            result.considered += part.considered
+            result.rejections.merge(part.rejections)
         common, longest = backend if role != "colocated" else "", demand.mix.max_model_len
         for pipeline in pipelines(model, engine, hosts, mixes, options, common, longest):
             result.columns += _columns_of_pipeline(role, pipeline, model, engine, demand, options, step_models, result)
     return result
+
+
+def _columns_of_shapes(
+    work: Sequence[tuple[Role, Shape]],
+    model: Model,
+    engine: Engine,
+    demand: Demand,
+    options: ColumnOptions,
+    library: StepLibrary,
+) -> list[ColumnSet]:
+    """The columns of each (role, shape), over the cores of this machine; one task for all roles of a step model."""
+    groups: dict[object, list[int]] = {}
+    for number, (_, shape) in enumerate(work):
+        groups.setdefault(library.key(shape), []).append(number)
+
+    def columns_of(group: Sequence[int]) -> tuple[list[ColumnSet], StepLibrary.Steps]:
+        found = []
+        for number in group:
+            part, (role, shape) = ColumnSet([]), work[number]
+            part.columns = _columns_of_shape(role, shape, model, engine, demand, options, library, part)
+            found.append(part)
+        return found, library.known(work[number][1] for number in group)
+
+    parts: dict[int, ColumnSet] = {}
+    tasks = [partial(columns_of, group) for group in groups.values()]
+    for group, (found, steps) in zip(groups.values(), in_parallel(tasks), strict=True):
+        parts.update(zip(group, found, strict=True))
+        library.learn(steps)
+    return [parts[number] for number in range(len(work))]
 
 
 def _worth_trying(role: Role, candidates: list[Shape], model: Model, options: ColumnOptions) -> list[Shape]:

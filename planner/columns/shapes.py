@@ -65,6 +65,12 @@ class Rejections:
         self.counts[reason] += 1
         self.examples.setdefault(reason, f"{name}: {detail}" if detail else name)
 
+    def merge(self, other: Rejections) -> None:
+        """Count in what fell elsewhere, after what fell here."""
+        self.counts += other.counts
+        for reason, example in other.examples.items():
+            self.examples.setdefault(reason, example)
+
 
 def shapes(model: Model, host: HostKind, *, weight_dtype: str, kv_dtype: str, backend: str, max_pp: int) -> list[Shape]:
     """All shapes worth asking about: powers of two of tensor ranks inside a domain, stages over nodes of a rack."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from splitplan.catalogs.engines import Engine
 from splitplan.catalogs.models import Model
@@ -22,6 +22,9 @@ MOST_SEQS = max(BATCH_LADDER)
 class StepLibrary:
     """Builds each step model once."""
 
+    Key = tuple[str, str, int, int, int, str, str, int, str]
+    Steps = dict[Key, StepModel]
+
     def __init__(
         self,
         model: Model,
@@ -35,17 +38,13 @@ class StepLibrary:
         self._engine = engine
         self._profiles = profiles
         self._ops: dict[str, OpSource] = {}  # of a measured relative where a GPU has no profile
-        self._steps: dict[tuple[str, str, int, int, int, str, str, int, str], StepModel] = {}
+        self._steps: StepLibrary.Steps = {}
 
-    def __call__(self, shape: Shape) -> StepModel:
-        """The step model of a shape."""
-        return self.stage(shape, 0, "")
-
-    def stage(self, shape: Shape, layers: int, position: Position) -> StepModel:
-        """The step model of one stage of a pipeline that is not cut alike; of the whole shape with 0 layers."""
-        gpu = shape.host.gpu
-        key = (
-            gpu.name,
+    @staticmethod
+    def key(shape: Shape, layers: int = 0, position: str = "") -> StepLibrary.Key:
+        """Equal for shapes (and stages of them) that share a step model."""
+        return (
+            shape.host.gpu.name,
             shape.host.gpu_link.name,
             shape.tensor_parallel,
             shape.pipeline_parallel,
@@ -55,6 +54,24 @@ class StepLibrary:
             layers,
             position,
         )
+
+    def known(self, shapes: Iterable[Shape]) -> StepLibrary.Steps:
+        """The step models of these shapes that were built already."""
+        keys = dict.fromkeys(self.key(shape) for shape in shapes)
+        return {key: self._steps[key] for key in keys if key in self._steps}
+
+    def learn(self, steps: StepLibrary.Steps) -> None:
+        """Take step models that another library built."""
+        for key, step in steps.items():
+            self._steps.setdefault(key, step)
+
+    def __call__(self, shape: Shape) -> StepModel:
+        """The step model of a shape."""
+        return self.stage(shape, 0, "")
+
+    def stage(self, shape: Shape, layers: int, position: Position) -> StepModel:
+        """The step model of one stage of a pipeline that is not cut alike; of the whole shape with 0 layers."""
+        gpu, key = shape.host.gpu, self.key(shape, layers, position)
         if key not in self._steps:
             if gpu.name not in self._ops:
                 profile = self._profiles.get(gpu.name)
