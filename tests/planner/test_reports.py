@@ -27,6 +27,7 @@ from splitplan.planner.solve import answer, solve
 from splitplan.planner.spec.slo import TPOT_DEFINITION
 from splitplan.planner.study import prepare
 from splitplan.planner.verify import Effort
+from tests.planner.latency.test_memory import memory
 from tests.planner.latency.test_reports import equal_requests, steps
 
 EFFORT = Effort(
@@ -256,3 +257,14 @@ def test_a_plan_states_its_definition_of_tpot(fleet_of: Callable[[str], str]) ->
     shown = StringIO()
     print_plan(Console(file=shown, width=400), answered.plan, answered.inputs)
     assert TPOT_DEFINITION in shown.getvalue()
+
+
+def test_a_tp4_worker_of_kimi_admits_about_29_long_requests() -> None:
+    """planned-batch-above-kv: 29 of 8,192 + 1,024 tokens were admitted a worker where 384 had been planned.
+
+    Eight B200 and no parallelism are stated; workers of four GPUs fit, with the engine's share of total memory (0.9).
+    """
+    held = memory(
+        "kimi-k2.5", "b200", tp=4, weight_dtype="nvfp4", kv_dtype="bf16", memory_fraction=0.9, max_model_len=9216
+    )
+    assert held.kv_capacity_tokens / 9216 == pytest.approx(29, rel=0.15)
