@@ -32,6 +32,7 @@ from splitplan.planner.cli import (
     profile,
     replan,
     scale,
+    schedule,
     simulate,
     solve,
     status,
@@ -72,6 +73,7 @@ def planner(
 PLAN, CLUSTER, FACTS = "Plan", "Cluster", "Facts"  # panels of `planner --help`, in the order a user meets them
 
 app.command("solve", rich_help_panel=PLAN)(solve.solve)
+app.command("schedule", rich_help_panel=PLAN)(schedule.schedule)
 app.command("simulate", rich_help_panel=PLAN)(simulate.simulate)
 app.command("explain", rich_help_panel=PLAN)(explain.explain)
 app.command("diff", rich_help_panel=PLAN)(diff.diff)

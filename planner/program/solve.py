@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -17,12 +18,20 @@ from splitplan.planner.program.linear import LinearModel, Terms
 from splitplan.planner.program.money import purchase, rent_terms, running_instances
 from splitplan.planner.program.nics import overloaded_nics, with_fair_nics
 from splitplan.planner.program.objective import goodput_objective, gpu_terms
-from splitplan.planner.program.optimum import Optimum, find_optimum, grown, integers, least_travel, optimum_by_groups
+from splitplan.planner.program.optimum import (
+    Optimum,
+    find_optimum,
+    grown,
+    integers,
+    lay_out,
+    least_travel,
+    optimum_by_groups,
+)
 from splitplan.planner.program.pairing import SMALLEST_RATE, pair_flows
 from splitplan.planner.program.pipelines import stage_places
 from splitplan.planner.program.reduce import reduce_columns, unmatched_pins
 from splitplan.planner.program.rounding import fixed_program
-from splitplan.planner.program.solver import solve_arrays
+from splitplan.planner.program.solver import solve_arrays, solver_label
 from splitplan.planner.program.types import (
     Binding,
     Bought,
@@ -178,6 +187,37 @@ def _states(program: Program, optimum: Optimum, values: list[float]) -> tuple[Se
         states.append(ServedState(service.hour, service.gone, (service.gone,) if service.gone else (), left, flows))
     failures = optimum.failures.certificates(values) if optimum.failures else ()
     return (*states, *failures)
+
+
+def solution_of_counts(
+    problem: ProgramInput,
+    columns: tuple[Column, ...],
+    counts: Mapping[tuple[str, str], int],
+    kind_of: Mapping[str, str],
+) -> ProgramSolution | None:
+    """So many instances by (column, kind of host), laid out on the real fleet; None where they do not fit or serve.
+
+    `kind_of` tells the kind of host of every node. What runs already (`problem.running`) is kept as far as the counts
+    allow, or else everything is laid out anew.
+    """
+    for entries in dict.fromkeys((problem.running, ())):
+        asked = replace(problem, running=entries)
+        whole = build_program(asked, columns, "fleet")
+        amounts = [0.0] * len(whole.model.low)
+        amounts[whole.sigma] = 1.0
+        for (index, place), variable in whole.n.items():
+            kind = kind_of[whole.locations[place].nodes[0].name]
+            amounts[variable] = float(counts.get((columns[index].name, kind), 0))
+        if round(sum(amounts[variable] for variable in whole.n.values())) != sum(counts.values()):
+            return None
+        for key, variable in whole.kept.items():
+            amounts[variable] = min(amounts[whole.n[key]], whole.model.high[variable])
+        rent = _total(rent_terms(whole), amounts)
+        program = build_program(asked, columns)
+        optimum = lay_out(program, whole, Optimum(amounts, whole.model, True, rent, rent, solver_label()))
+        if optimum is not None:
+            return _solution(program, optimum, least_travel(program, optimum))
+    return None
 
 
 def growth_limits(problem: ProgramInput, solution: ProgramSolution) -> tuple[float, tuple[Binding, ...]]:

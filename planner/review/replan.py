@@ -142,7 +142,7 @@ def column_of(pool: Pool, plan: Plan, columns: tuple[Column, ...]) -> Column | N
     For the same prompts if there is one; else for some of them: which prompts an instance gets is the router's affair.
     """
     shape, farthest = shape_of(pool), _farthest(pool, plan)
-    alike = [column for column in columns if _shape_of_column(column) == shape]
+    alike = [column for column in columns if shape_of_column(column) == shape]
     reaching = [column for column in alike if REACH_ORDER[column.transfer_reach] >= farthest]
     return min(
         reaching, key=lambda column: (_estranged(pool, column), REACH_ORDER[column.transfer_reach]), default=None
@@ -162,7 +162,8 @@ def _farthest(pool: Pool, plan: Plan) -> int:
     return max((order[r.path] for r in plan.routes if r.prefill in names or r.decode in names), default=0)
 
 
-def _shape_of_column(column: Column) -> tuple[object, ...]:
+def shape_of_column(column: Column) -> tuple[object, ...]:
+    """What makes two instances the same engine command."""
     return (
         column.role,
         column.gpu,
