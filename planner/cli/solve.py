@@ -150,10 +150,12 @@ def solve(
             "model": model, "workload": workload, "slo": slo, "rate": rate, "pin": pin, "forbid": forbid,
             "mode": mode != "auto", "engine": engine != "vllm", "connector": connector, "weight-dtype": weight_dtype,
             "kv-dtype": kv_dtype, "memory-fraction": memory_fraction, "profile": profile, "class-weight": class_weight,
-            "no-mix-pipelines": not mix_pipelines, "length-buckets": length_buckets, "confidence": confidence != 50,
+            "length-buckets": length_buckets, "require": require, "max-rack-share": max_rack_share,
+            "price with several kinds": len(kinds_of_price) > 1,
         }  # fmt: skip
+        common = ColumnOptions(mix_pipelines=mix_pipelines, confidence=confidence)
         with progress, patience(time_limit, progress.report):
-            solve_together(services, Shared(fleet, program, base_kind, seed), output, own, json=json)
+            solve_together(services, Shared(fleet, program, common, base_kind, seed), output, own, json=json)
         return
     if output is not None and not output.parent.is_dir():
         problem = Problem("no such folder", str(output.parent), next_step=f"mkdir -p {shlex.quote(str(output.parent))}")

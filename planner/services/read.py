@@ -27,6 +27,7 @@ class Shared:
 
     fleet: str
     program: ProgramOptions = field(default_factory=lambda: ProgramOptions(max_kinds=1))
+    columns: ColumnOptions = field(default_factory=ColumnOptions)  # what the services do not say for themselves
     price_kind: PriceKind = "on_demand"
     seed: int = 0
 
@@ -67,7 +68,14 @@ def question_of_service(item: ServiceFile, shared: Shared, folder: Path) -> Ques
         slo=item.slo,
         rate_req_per_s=item.rate_req_per_s,
         program=options,
-        columns=ColumnOptions(item.engine, item.connector, item.weight_dtype, item.kv_dtype, item.memory_fraction),
+        columns=replace(
+            shared.columns,
+            engine=item.engine,
+            connector=item.connector,
+            weight_dtype=item.weight_dtype,
+            kv_dtype=item.kv_dtype,
+            memory_fraction=item.memory_fraction,
+        ),
         price_kind=shared.price_kind,
         profiles=tuple(_beside(name, folder) for name in item.profiles),
         seed=shared.seed,
