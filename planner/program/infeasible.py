@@ -48,6 +48,11 @@ def explain_infeasible(program: Program) -> Infeasible:
     reasons = [_load_reason(program, share, relaxed), *_ways_out(program, loose, relaxed)]
     if len(reasons) == 1:
         reasons += _conflict_reason(program, conflict)
+    if share <= 0:
+        first, *rest = reasons[1:]
+        rate = float(program.normal.rate_req_per_s.sum())
+        message = f"none of the load ({rate:.3g} req/s) fits this fleet{_gone(program)}: {first.message}"
+        reasons = [Reason(message, first.next_step), *rest]
     return Infeasible(tuple(reasons), share, conflict)
 
 
@@ -129,11 +134,15 @@ def _load_reason(program: Program, share: float, relaxed: Answer) -> Reason:
     percent = f"{100 * share:.0f}" if share >= 0.01 or share == 0 else f"{100 * share:.1g}"
     served = f"at most {percent} % of the load ({share * rate:.3g} of {rate:.3g} req/s) fits this fleet by capacity"
     served += ", before any simulation" if share > 0 else ""
-    if program.problem.options.survive:
-        served += f" with any one {program.problem.options.survive} gone"
+    served += _gone(program)
     if relaxed.has_solution and relaxed.objective >= 1.0:
         served += "; with parts of instances all of it would, so only whole instances stand in the way"
     return Reason(served, f"ask for {rounded_down(share * rate)} req/s or less" if share > 0 else "")
+
+
+def _gone(program: Program) -> str:
+    survive = program.problem.options.survive
+    return f" with any one {survive} gone" if survive else ""
 
 
 def rounded_down(rate: float) -> str:
@@ -216,7 +225,7 @@ def _wish_of(program: Program, kind: str, what: str) -> tuple[Limit, str, float]
     if kind == "share_per_rack" and options.max_share_per_rack is not None:
         role, _, rack = what.partition(", ")
         percent = f"{100 * options.max_share_per_rack:.0f} %"
-        text = f"no rack may serve more than {percent} of {role} (--max-rack-share), nor does {{}}"
+        text = f"no more than {percent} of {role} may be in {{}} (--max-rack-share)"
         return Limit(text, ""), rack, 1.0
     texts = {
         "required": f"one '{what}' is required (--require)",
