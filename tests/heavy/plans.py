@@ -14,7 +14,7 @@ MAX_MODEL_LEN = 2048
 def tiny_plan(model: Path, *, decode_block_tokens: int = 64, **changes: Any) -> Plan:
     """One prefill and one decode instance of the model in a folder; planned for an H100 and an A100."""
     plan = small_plan()
-    inputs = plan.inputs.model_copy(update={"model": str(model), "workload": "64:16", "rate_req_per_s": 1.0})
+    inputs = plan.inputs.model_copy(update={"model": str(model), "workload": "fixed:64/16", "rate_req_per_s": 1.0})
     limits = {
         "block_tokens": 64,
         "max_num_seqs": 8,

@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 
 from splitplan.catalogs.errors import LaunchError
-from splitplan.launcher import lifecycle
+from splitplan.launcher import lifecycle, probe
 from splitplan.launcher.bench import bench
 from splitplan.launcher.render import LaunchOptions
-from splitplan.launcher.state import load_state, state_path
+from splitplan.launcher.state import load_state, require_state, state_path
 from tests.conftest import Ran
 from tests.heavy.conftest import START_TIMEOUT_S
 from tests.heavy.plans import tiny_plan
 
 OPTIONS = LaunchOptions(target="local", engine="vllm", device="cpu", served_name="tiny", ucx_net_devices="lo")
-KV_BYTES_PER_TOKEN = 2 * 2 * 2 * 64 * 2  # K and V, layers, KV heads, head size, bytes of bfloat16
-
 pytestmark = pytest.mark.usefixtures("vllm_on_cpu")
 
 
@@ -35,6 +33,10 @@ def test_prefill_and_decode_serve_what_one_instance_answers(
     print(ran.out, ran.err)
     assert ran.code == 0, ran.err
     assert "8 of 8 answers across prefill and decode agree; 8 KV transfers" in ran.out
+    state = require_state(plan_file)
+    (prefill,), (decode,) = state.of_role("prefill"), state.of_role("decode")
+    (prompt,) = probe.make_prompts(1, seed=1)
+    assert probe._across(prefill, decode, "tiny", prompt) == probe._ask(decode.url, "tiny", prompt).text
     status = planner("status", str(plan_file))
     print(status.out)
     assert status.code == 0
@@ -55,8 +57,16 @@ def test_unequal_block_sizes_serve_wrong_tokens_and_the_probe_says_so(tiny_model
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lifecycle.preflight, "check", lambda *_: None)
         with pytest.raises(LaunchError) as caught:
-            lifecycle.launch(plan, plan_file, OPTIONS, timeout_s=START_TIMEOUT_S)
+            lifecycle.launch(plan, plan_file, OPTIONS, keep=True, timeout_s=START_TIMEOUT_S)
     messages = [str(problem.message) for problem in caught.value.problems]
     print(*messages, sep="\n")
     assert any("answers differ from what prefill-0 alone answers: KV arrives wrong" in text for text in messages)
-    assert load_state(state_path(plan_file)) is None
+    state = require_state(plan_file)
+    (prefill,), (decode,) = state.of_role("prefill"), state.of_role("decode")
+    prompts = probe.make_prompts(4, seed=1)
+    across = [probe._across(prefill, decode, "tiny", prompt) for prompt in prompts]
+    alone = [probe._ask(decode.url, "tiny", prompt).text for prompt in prompts]
+    wrong = sum(first != second for first, second in zip(across, alone, strict=True))
+    print(f"{wrong} of 4 answers of decode-0 with KV from prefill-0 differ from its own, all with HTTP 200")
+    assert wrong >= 3
+    lifecycle.destroy(plan_file)
