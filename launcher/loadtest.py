@@ -2,6 +2,8 @@
 
 Latencies count from the time a request was *due*, so that a client that falls behind is not kinder to the server; how
 far it fell behind is reported. Prompts are random token ids of the workload's lengths, answers are forced to theirs.
+Where the workload names its prompts' blocks, equal blocks are equal tokens, so that a prefix cache finds what it would
+find in service; where it only says how many tokens are cached, those are the same in all prompts.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from splitplan.planner.spec.workload import Requests
 
 TOKEN_IDS = range(100, 8_000)
 """Ordinary words in every vocabulary that matters; no special tokens."""
+
+SHARED_PREFIX_SEED = "prefix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ async def _replay(
     tasks: list[asyncio.Task[Served]] = []
     for number in range(len(requests)):
         due_s = float(requests.arrival_s[number])
-        body = _body(model, source, int(requests.input_tokens[number]), int(requests.output_tokens[number]))
+        body = _body(model, prompt_ids(requests, number, source), int(requests.output_tokens[number]))
         await asyncio.sleep(max(0.0, began_s + due_s - loop.time()))
         job = _one(addresses[number], body, began_s, due_s, int(requests.input_tokens[number]), timeout_s)
         tasks.append(asyncio.create_task(job))
@@ -94,10 +98,23 @@ async def _replay(
     return await asyncio.gather(*tasks)
 
 
-def _body(model: str, source: random.Random, input_tokens: int, output_tokens: int) -> bytes:
+def prompt_ids(requests: Requests, number: int, source: random.Random) -> list[int]:
+    """Token ids of one prompt: those of its named or shared prefix first, random ones after it."""
+    length, prefix = int(requests.input_tokens[number]), requests.prefix
+    ids: list[int] = []
+    if prefix is not None:
+        for block in prefix.hashes[prefix.offsets[number] : prefix.offsets[number + 1]]:
+            ids += random.Random(int(block)).choices(TOKEN_IDS, k=prefix.block_tokens)
+    else:
+        ids = random.Random(SHARED_PREFIX_SEED).choices(TOKEN_IDS, k=int(requests.cached_tokens[number]))
+    ids = ids[:length]
+    return ids + source.choices(TOKEN_IDS, k=length - len(ids))
+
+
+def _body(model: str, prompt: Sequence[int], output_tokens: int) -> bytes:
     body = {
         "model": model,
-        "prompt": source.choices(TOKEN_IDS, k=input_tokens),
+        "prompt": prompt,
         "max_tokens": output_tokens,
         "temperature": 0,
         "ignore_eos": True,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +13,12 @@ import pytest
 from splitplan.catalogs.errors import InputError, LaunchError, UsageError
 from splitplan.launcher.bench import bench, measurement_csv, rows, summarise
 from splitplan.launcher.demo import serve_with_mocks
-from splitplan.launcher.loadtest import Served, replay, split_url
+from splitplan.launcher.loadtest import Served, prompt_ids, replay, split_url
 from splitplan.launcher.state import state_path
 from splitplan.launcher.web import post_json
 from splitplan.planner.calibrate.points import read_points
 from splitplan.planner.spec.slo import parse_slo
-from splitplan.planner.spec.workload import Requests
+from splitplan.planner.spec.workload import PrefixBlocks, Requests
 from tests.launcher.conftest import Start
 from tests.launcher.plans import colocated_plan, mixed_plan, small_plan
 
@@ -137,3 +139,23 @@ def test_the_api_answers_chat_and_plain_requests_and_refuses_what_does_not_fit(s
         with pytest.raises(OSError, match="HTTP Error 400"):
             post_json(f"{url}/v1/completions", body, timeout_s=10)
     json.dumps(document)
+
+
+def test_prompts_share_what_the_workload_says_they_share() -> None:
+    """Named blocks are the same tokens wherever they are named; the rest of each prompt is its own."""
+    plain = requests_at([0.0, 1.0, 2.0])
+    blocks = PrefixBlocks(16, np.array([0, 3, 6, 6]), np.array([7, 8, 9, 7, 8, 5]))
+    source = random.Random(0)
+    first, second, third = (prompt_ids(replace(plain, prefix=blocks), number, source) for number in range(3))
+    assert {len(first), len(second), len(third)} == {64}
+    assert first[:32] == second[:32]
+    assert first[32:48] != second[32:48]
+    assert first[48:] != second[48:]
+    assert third[:32] != first[:32]
+
+
+def test_a_share_of_cached_tokens_is_a_prefix_of_all() -> None:
+    some = replace(requests_at([0.0, 1.0]), cached_tokens=np.array([40, 20]))
+    first, second = (prompt_ids(some, number, random.Random(number)) for number in range(2))
+    assert first[:20] == second[:20]
+    assert first[20:40] != second[20:40]
