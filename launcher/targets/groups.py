@@ -17,7 +17,13 @@ from splitplan.launcher.engines.base import EngineAdapter
 from splitplan.launcher.engines.dynamo import pairs_in_racks
 from splitplan.launcher.inventory import check_options
 from splitplan.launcher.naming import unique_labels
-from splitplan.launcher.targets.kubernetes import disruption_budget, network_policy, router_objects, with_pod_routers
+from splitplan.launcher.targets.kubernetes import (
+    disruption_budget,
+    gateway_routes,
+    network_policy,
+    router_objects,
+    with_pod_routers,
+)
 from splitplan.launcher.targets.pods import (
     POD_PORTS,
     KubernetesOptions,
@@ -61,6 +67,7 @@ def render_leader_worker_sets(
             document["metadata"]["annotations"] = {EXCLUSIVE_ANNOTATION: options.rack_label}
         files[f"{name}.yaml"] = dump([document])
     routers = [each for place in cluster.routers for each in router_objects(cluster, engine, place, options)]
+    routers += gateway_routes(cluster, options)
     roles = dict.fromkeys(pool.role for pool in cluster.plan.pools)
     budgets = [disruption_budget(cluster, role, options) for role in roles]
     files["router.yaml"] = dump([*routers, *budgets, network_policy(cluster, options)])

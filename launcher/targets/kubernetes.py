@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from splitplan.catalogs.errors import Problem, UsageError, shorten
 from splitplan.launcher.cluster import Cluster, HostPlace, Member, RouterPlace
 from splitplan.launcher.engines.base import EngineAdapter
-from splitplan.launcher.naming import unique_labels
+from splitplan.launcher.naming import dns_label, unique_labels
 from splitplan.launcher.targets.gangs import pod_group, with_gang
 from splitplan.launcher.targets.pods import (
     POD_PORTS,
@@ -67,7 +68,7 @@ def render(cluster: Cluster, engine: EngineAdapter, options: KubernetesOptions |
     if gang:
         files["gang.yaml"] = dump(gang)
     routers = [each for place in cluster.routers for each in router_objects(cluster, engine, place, options)]
-    files["router.yaml"] = dump(routers)
+    files["router.yaml"] = dump([*routers, *gateway_routes(cluster, options)])
     files["network.yaml"] = dump([network_policy(cluster, options)])
     files["kustomization.yaml"] = dump([kustomization(list(files), options)])
     return files
@@ -201,6 +202,39 @@ def router_objects(
         },
     }
     return [service, deployment]
+
+
+def gateway_routes(cluster: Cluster, options: KubernetesOptions) -> list[Manifest]:
+    """An HTTPRoute (Gateway API v1) from the gateway asked for; between two kinds of router it splits as planned.
+
+    Weights are per mille. Where each range of prompt lengths has a front door there is none: a route counts no tokens.
+    """
+    if not options.gateway:
+        return []
+    *space, name = options.gateway.split("/")
+    if len(space) > 1 or any(dns_label(part) != part for part in (*space, name)):
+        raise UsageError(Problem(f"{shorten(options.gateway)!r} names no gateway", expected="NAME or NAMESPACE/NAME"))
+    if cluster.length_routers:
+        raise UsageError(Problem("a route cannot tell prompt lengths apart", next_step="leave --gateway out"))
+    shares = {cluster.router.host.name: 1.0 - cluster.colocated_share if cluster.colocated_router else 1.0}
+    if cluster.colocated_router:
+        shares[cluster.colocated_router.host.name] = cluster.colocated_share
+    backends = [
+        {"name": router, "port": ROUTER_PORT, "weight": round(1000 * share)} for router, share in shares.items()
+    ]
+    parent = {"name": name, **({"namespace": space[0]} if space else {})}
+    return [
+        {
+            "apiVersion": "gateway.networking.k8s.io/v1",
+            "kind": "HTTPRoute",
+            "metadata": metadata(cluster.name, common_labels(cluster, "route", cluster.name), options),
+            "spec": {
+                "parentRefs": [parent],
+                # an answer may stream for minutes
+                "rules": [{"backendRefs": backends, "timeouts": {"request": "0s"}}],
+            },
+        }
+    ]
 
 
 def disruption_budget(cluster: Cluster, role: str, options: KubernetesOptions) -> Manifest:

@@ -37,6 +37,7 @@ class KubernetesOptions:
     model_claim: str = ""  # PersistentVolumeClaim that holds the weights, mounted read-only at /models
     rack_label: str = "topology.kubernetes.io/rack"
     run_as_root: bool = False
+    gateway: str = ""  # name of a Gateway (or NAMESPACE/NAME) that a route leads from to the routers; "" for no route
     gang: str = ""  # "volcano" or "kueue:QUEUE"
 
 

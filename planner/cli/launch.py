@@ -36,6 +36,7 @@ ContextOption = Annotated[str, typer.Option(help="Kubernetes: context of the kub
 RdmaResourceOption = Annotated[str, typer.Option(help="Kubernetes RDMA resource, or GPU=NAME;GPU=NAME; empty: none.")]
 ModelClaimOption = Annotated[str, typer.Option(help="PersistentVolumeClaim with the weights, seen at /models.")]
 RunAsRootOption = Annotated[bool, typer.Option("--run-as-root", help="For engine images without a user.")]
+GatewayOption = Annotated[str, typer.Option(help="Kubernetes: Gateway that a route leads from, split as planned.")]
 GangOption = Annotated[str, typer.Option(help="Kubernetes: volcano or kueue:QUEUE; see also --target grove.")]
 AcceptChangedOption = Annotated[
     list[str] | None, typer.Option(help="Launch although this input changed: fleet, model, profiles or all.")
@@ -83,6 +84,7 @@ def launch(
     model_claim: ModelClaimOption = "",
     run_as_root: RunAsRootOption = False,
     gang: GangOption = "",
+    gateway: GatewayOption = "",
     accept_changed: AcceptChangedOption = None,
     shared_folder: SharedFolderOption = "",
     python: PythonOption = "",
@@ -142,6 +144,7 @@ def launch(
             model_claim=model_claim,
             run_as_root=run_as_root,
             gang=gang,
+            gateway=gateway,
         ),
     )
     document = load_plan(plan)

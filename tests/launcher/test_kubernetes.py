@@ -227,3 +227,35 @@ def test_names_that_clean_to_the_same_label_stay_distinct() -> None:
 
 def test_rendering_twice_gives_the_same_bytes() -> None:
     assert render(mixed_plan(), OPTIONS) == render(mixed_plan(), OPTIONS)
+
+
+def test_a_gateway_splits_between_the_two_kinds_of_router_as_planned() -> None:
+    """vllm-router serves one kind; a quarter of the requests are planned for the colocated instance."""
+    options = LaunchOptions(
+        target="kubernetes",
+        model_path="m/x",
+        checkpoint_dtype="bf16",
+        name="x",
+        kubernetes=KubernetesOptions(gateway="infra/front"),
+    )
+    (route,) = of_kind(objects(combined_plan(), options), "HTTPRoute")
+    assert set(route) == {"apiVersion", "kind", "metadata", "spec"}
+    assert route["spec"]["parentRefs"] == [{"name": "front", "namespace": "infra"}]
+    backends = {each["name"]: each["weight"] for each in route["spec"]["rules"][0]["backendRefs"]}
+    assert backends == {"x-router": 750, "x-router-colocated": 250}
+    services = {each["metadata"]["name"] for each in of_kind(objects(combined_plan(), options), "Service")}
+    assert set(backends) <= services
+    (alone,) = of_kind(objects(mixed_plan(), options), "HTTPRoute")
+    assert [each["weight"] for each in alone["spec"]["rules"][0]["backendRefs"]] == [1000]
+
+
+@pytest.mark.parametrize("name", ["", "Front", "a/b/c", "$(x)", "/x"])
+def test_what_is_no_gateway_is_wrong_usage(name: str) -> None:
+    options = LaunchOptions(
+        target="kubernetes", model_path="m/x", checkpoint_dtype="bf16", kubernetes=KubernetesOptions(gateway=name)
+    )
+    if not name:
+        assert not of_kind(objects(mixed_plan(), options), "HTTPRoute")
+        return
+    with pytest.raises(UsageError, match="names no gateway"):
+        render(mixed_plan(), options)
