@@ -63,10 +63,10 @@ def test_unequal_block_sizes_serve_wrong_tokens_and_the_probe_says_so(tiny_model
     assert any("answers differ from what prefill-0 alone answers: KV arrives wrong" in text for text in messages)
     state = require_state(plan_file)
     (prefill,), (decode,) = state.of_role("prefill"), state.of_role("decode")
-    prompts = probe.make_prompts(4, seed=1)
+    prompts = probe.make_prompts(8, seed=1)
     across = [probe._across(prefill, decode, "tiny", prompt) for prompt in prompts]
     alone = [probe._ask(decode.url, "tiny", prompt).text for prompt in prompts]
     wrong = sum(first != second for first, second in zip(across, alone, strict=True))
-    print(f"{wrong} of 4 answers of decode-0 with KV from prefill-0 differ from its own, all with HTTP 200")
-    assert wrong >= 3
+    print(f"{wrong} of 8 answers of decode-0 with KV from prefill-0 differ from its own, all with HTTP 200")
+    assert wrong  # with equal blocks none differs: see above
     lifecycle.destroy(plan_file)
