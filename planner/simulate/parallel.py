@@ -26,6 +26,8 @@ EXPECTED = "a number of processes from 1 on, -1 for one per core, or ray://host:
 ANSWER_WITHIN_S = 5.0
 """For a cluster's port to answer at all; Ray itself gives up after 30 s on one that answers and is no Ray server."""
 
+CONNECT_TRIES = 3
+
 _RAY_ADDRESS = re.compile(r"ray://(?P<host>[^\s/:]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 
 
@@ -154,12 +156,18 @@ def _unreachable(address: str, why: str) -> InputError:
 
 
 def _connect(ray: Any, address: str) -> None:
+    options = {"address": "auto" if address == "ray" else address, "log_to_driver": False, "logging_level": "ERROR"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray warns of what it then raises
-        try:
-            ray.init(address="auto" if address == "ray" else address, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, RuntimeError, TimeoutError) as error:
-            raise _unreachable(address, str(error).strip().rpartition("\n")[2]) from None
+        for tries_left in range(CONNECT_TRIES - 1, -1, -1):
+            try:
+                ray.init(**options)
+                return
+            except (ConnectionError, RuntimeError, TimeoutError) as error:
+                # a busy head answers that its server for this client did not come up in time
+                ray.shutdown()
+                if not (tries_left and isinstance(error, ConnectionAbortedError)):
+                    raise _unreachable(address, str(error).strip().rpartition("\n")[2]) from None
 
 
 def _check_workers(ray: Any, address: str) -> None:

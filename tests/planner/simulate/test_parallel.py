@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -140,9 +142,10 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]
     """A Ray head of two cores on this machine, with its client port."""
     port, client = free_ports(2)
     folder = tmp_path_factory.mktemp("ray")
+    session = tempfile.mkdtemp(prefix="ray-")  # Ray's sockets lie in it, and their names must be short
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
     command += [f"--port={port}", f"--ray-client-server-port={client}", "--include-dashboard=false", "--num-cpus=2"]
-    command += ["--object-store-memory=80000000", "--disable-usage-stats"]
+    command += ["--object-store-memory=80000000", "--disable-usage-stats", f"--temp-dir={session}"]
     log = (folder / "log").open("w")
     started = subprocess.Popen(command, env=environment(), stdout=log, stderr=log, start_new_session=True)
     try:
@@ -164,6 +167,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]
             os.killpg(started.pid, signal.SIGKILL)
             started.wait()
         log.close()
+        shutil.rmtree(session, ignore_errors=True)
 
 
 @needs_ray
@@ -173,5 +177,5 @@ def test_a_ray_cluster_gives_the_bits_and_the_errors_of_this_process(head: str) 
     The client has a process of its own: its threads and warnings stay out of the tests'.
     """
     command = [sys.executable, "-c", ON_RAY, head]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
     assert (done.stdout, done.returncode) == ("same 5\nrefused unknown gpu 'h10000'\n", 0), done.stderr
