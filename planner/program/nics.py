@@ -12,6 +12,7 @@ no more than its share of the host's GPUs, which holds whatever stands beside it
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -93,6 +94,21 @@ def _define_shares(program: Program, service: Service, role: str, direction: str
         through = _through_bytes_per_s(column, location, fair=True) * share
         name = f"nic_share_{direction}[{column.name}, {location.name}{service.name}]"
         program.model.add_constraint(name, [*row, (program.n[index, place], -through)], "<=", 0.0)
+
+
+def idle_nics(program: Program, counts: Mapping[int, float]) -> set[str]:
+    """Rows of places without an instance that could send (or receive): nothing is held back by NICs nobody needs."""
+    in_use = {
+        (program.columns[index].role, program.locations[place].name)
+        for (index, place), variable in program.n.items()
+        if counts[variable]
+    }
+    return {
+        f"nic_used_{direction}[{location.name}]"
+        for location in program.locations
+        for direction, role in SIDES
+        if (role, location.name) not in in_use
+    }
 
 
 def overloaded_nics(problem: ProgramInput, solution: ProgramSolution) -> list[str]:

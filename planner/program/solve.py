@@ -16,7 +16,7 @@ from splitplan.planner.program.infeasible import explain_infeasible
 from splitplan.planner.program.large import can_use_patterns, solve_large
 from splitplan.planner.program.linear import LinearModel, Terms
 from splitplan.planner.program.money import purchase, rent_terms, running_instances
-from splitplan.planner.program.nics import overloaded_nics, with_fair_nics
+from splitplan.planner.program.nics import idle_nics, overloaded_nics, with_fair_nics
 from splitplan.planner.program.objective import goodput_objective, gpu_terms
 from splitplan.planner.program.optimum import (
     Optimum,
@@ -288,7 +288,7 @@ def _binding(program: Program, model: LinearModel, values: list[float]) -> tuple
         f"instance_time[{program.columns[i].name}, {program.locations[p].name}]"
         for (i, p), v in program.n.items()
         if not fixed[v]
-    }
+    } | idle_nics(program, fixed)
     pairs = zip(most.constraint_names, answer.duals, strict=True)
     found = [
         Binding(name, abs(dual))

@@ -135,7 +135,8 @@ def binding_in_words(entry: Binding, network_share: float) -> str:
     kind, _, rest = entry.constraint.partition("[")
     what = rest.rstrip("]")
     if kind.startswith(("nic", "rack_uplink", "pod_uplink", "spine")):
-        link = "the spine" if kind == "spine" else f"the {kind.replace('_', ' ')} of {what}"
+        named = kind.replace("nic_used", "NICs in use").replace("nic_share", "NIC share").replace("_", " ")
+        link = "the spine" if kind == "spine" else f"the {named} of {what}"
         return f"KV transfer fills {link} (planned at {100 * network_share:.0f} % of line rate)"
     words = {"rack_power": f"power of rack {what}", "gpus_fit": f"GPUs at {what}", "budget": "the budget"}
     return f"{words.get(kind, entry.constraint)} binds"

@@ -12,6 +12,7 @@ from splitplan.planner.program import nics
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import ProgramInput, ProgramSolution
 from splitplan.planner.program.verify import verify
+from splitplan.planner.review.explain import binding_in_words
 from splitplan.planner.routes import overloaded_links
 from splitplan.planner.spec.fleet import Fleet
 from tests.planner.program.fleets import a_column, a_fleet, a_node, a_problem, a_rack
@@ -74,3 +75,14 @@ def test_what_is_planned_fits_the_hosts_it_is_assigned_to(monkeypatch: pytest.Mo
             said += bool(over)
     assert again
     assert said <= 4
+
+
+def test_nics_nobody_needs_hold_nothing_back() -> None:
+    """Places without instances are not named among the limits; a NIC that is full is, in words."""
+    columns = [a_column("prefill", tp=8, work=[0.1]), a_column("decode", tp=8, work=[0.02])]
+    wide = a_problem(racks_of_four(8e11), columns, [10.0], kv_gb=[1.0], granularity="rack")
+    assert not any(entry.constraint.startswith("nic") for entry in solved(wide).binding)
+    narrow = a_problem(racks_of_four(4e9), columns, [4.5], kv_gb=[1.0], granularity="rack")
+    full = [entry for entry in solved(narrow).binding if entry.constraint.startswith("nic_used")]
+    assert full
+    assert "KV transfer fills the NICs in use" in binding_in_words(full[0], 0.6)
