@@ -62,16 +62,22 @@ def deployment_of(
 
 
 def timed_routes(pools: Sequence[Pool], routes: Sequence[Route], deployment: Deployment) -> tuple[Route, ...]:
-    """The routes with the time a KV transfer takes alone on them: a fixed part, and seconds per token."""
+    """The routes with the time a KV transfer takes alone on them: a fixed part, and seconds per token.
+
+    Layers with a window send a full one, whatever the prompt: right for prompts at least as long.
+    """
     order = {spec.name: index for index, spec in enumerate(deployment.instances)}
     block = max(pool.block_tokens for pool in pools)
     timed = []
     for route in routes:
         prefill, decode = order[route.prefill], order[route.decode]
         cost = deployment.path_cost(prefill, decode)
-        per_token_s = deployment.kv_bytes_per_token / _slowest(route, prefill, decode, deployment)
-        per_token_s += cost.descriptor_s * cost.descriptors_per_block / block
-        base_s, per_token_s = round(cost.latency_s, 9), round(per_token_s, 12)
+        rate = _slowest(route, prefill, decode, deployment)
+        windowed_s = deployment.windowed_kv_bytes_per_token / rate
+        windowed_s += cost.descriptor_s * cost.windowed_descriptors_per_block / block
+        per_token_s = deployment.kv_bytes_per_token / rate + cost.descriptor_s * cost.descriptors_per_block / block
+        base_s = cost.latency_s + deployment.kv_bytes_per_sequence / rate + deployment.window_tokens * windowed_s
+        base_s, per_token_s = round(base_s, 9), round(per_token_s - windowed_s, 12)
         timed.append(route.model_copy(update={"transfer_base_s": base_s, "transfer_s_per_token": per_token_s}))
     return tuple(timed)
 

@@ -111,3 +111,12 @@ def test_windows_of_the_model_reach_the_simulator() -> None:
     assert deployment.window_tokens == 1024
     assert deployment.windowed_kv_bytes_per_token == pytest.approx(deployment.kv_bytes_per_token * 40 / 48)
     assert {instance.kv_parts for instance in deployment.instances} == {(1, 5)}
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "gemma-3-12b"])
+def test_timed_routes_are_what_the_simulator_takes(model: str) -> None:
+    """For a prompt of whole blocks longer than any window: base + tokens times seconds per token."""
+    _, pools, routes, deployment = near_and_far(model)
+    run = simulate(deployment, fixed_requests(2, 3200, 2, [0.0, 50.0]), routing="round_robin").runs[0]
+    for route, taken_s in zip(timed_routes(pools, routes, deployment), run.transfer_s, strict=True):
+        assert route.transfer_base_s + 3200 * route.transfer_s_per_token == pytest.approx(taken_s, rel=1e-4)
