@@ -13,7 +13,7 @@ from splitplan.catalogs.parameters import element_bytes
 from splitplan.planner.inputs import SolveInputs
 from splitplan.planner.latency.memory import kv_bytes_per_gpu, kv_layer_slots
 from splitplan.planner.latency.step import StepModel
-from splitplan.planner.latency.transfer import kv_transfer
+from splitplan.planner.latency.transfer import KvTransfer, kv_transfer
 from splitplan.planner.plan import Instance, Pool, Route
 from splitplan.planner.simulate.deployment import Deployment, InstanceSpec, Link, PathCost
 from splitplan.planner.spec.fleet import Node
@@ -73,6 +73,7 @@ def timed_routes(pools: Sequence[Pool], routes: Sequence[Route], deployment: Dep
         prefill, decode = order[route.prefill], order[route.decode]
         cost = deployment.path_cost(prefill, decode)
         rate = _slowest(route, prefill, decode, deployment)
+        rate /= cost.copies
         windowed_s = deployment.windowed_kv_bytes_per_token / rate
         windowed_s += cost.descriptor_s * cost.windowed_descriptors_per_block / block
         per_token_s = deployment.kv_bytes_per_token / rate + cost.descriptor_s * cost.descriptors_per_block / block
@@ -223,7 +224,7 @@ def _path_costs(kinds: Mapping[Kind, int], inputs: SolveInputs) -> dict[tuple[in
         for receiver, decode in kinds.items():
             if sender.role != "prefill" or receiver.role != "decode":
                 continue
-            descriptors, windowed = _descriptors_per_block(sender, receiver, inputs)
+            descriptors, windowed, copies = _per_block(sender, receiver, inputs)
             for inside in (True, False):
                 names = [sender.gpu_link] if inside else [end.nic_link for end in (sender, receiver) if end.nic_link]
                 links = [find_link(name) for name in names]
@@ -232,6 +233,7 @@ def _path_costs(kinds: Mapping[Kind, int], inputs: SolveInputs) -> dict[tuple[in
                     descriptor_s=max((link.per_descriptor_s for link in links), default=0.0),
                     descriptors_per_block=descriptors,
                     windowed_descriptors_per_block=windowed,
+                    copies=copies,
                 )
     return costs
 
@@ -264,19 +266,16 @@ def _kv_dtype(pools: Sequence[Pool]) -> str:
     return pools[0].kv_dtype
 
 
-def _descriptors_per_block(sender: Kind, receiver: Kind, inputs: SolveInputs) -> tuple[float, float]:
-    """Descriptors that one rank pair posts for a block of tokens; of them, those of layers with a window."""
+def _per_block(sender: Kind, receiver: Kind, inputs: SolveInputs) -> tuple[float, float, float]:
+    """Of a block: descriptors of one rank pair, those of layers with a window, and how often its bytes are sent."""
     model, block = inputs.model, inputs.engine.block_tokens
+    tps = {"prefill_tp": sender.tensor_parallel, "decode_tp": receiver.tensor_parallel}
 
-    def descriptors(groups: tuple[AttentionGroup, ...]) -> float:
-        piece = kv_transfer(
-            replace(model, attention=groups),
-            sender.kv_dtype,
-            block,
-            prefill_tp=sender.tensor_parallel,
-            decode_tp=receiver.tensor_parallel,
-            block_tokens=block,
-        )
-        return piece.num_descriptors / piece.parallel_ranks
+    def moved(groups: tuple[AttentionGroup, ...], **ranks: int) -> KvTransfer:
+        return kv_transfer(replace(model, attention=groups), sender.kv_dtype, block, block_tokens=block, **ranks)
 
-    return descriptors(model.attention), descriptors(tuple(g for g in model.attention if g.window_tokens is not None))
+    whole = moved(model.attention, **tps)
+    windowed = moved(tuple(group for group in model.attention if group.window_tokens is not None), **tps)
+    once = moved(model.attention, prefill_tp=1, decode_tp=1).num_bytes
+    ranks = whole.parallel_ranks
+    return whole.num_descriptors / ranks, windowed.num_descriptors / ranks, whole.num_bytes / once if once else 1.0

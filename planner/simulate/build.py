@@ -162,7 +162,7 @@ def _fill_costs(rows: Rows, deployment: Deployment) -> None:
         for sender, receiver, inside in np.ndindex(kinds, kinds, 2):
             cost = known.get((sender, receiver, bool(inside)), deployment.own_cost)
             descriptors = np.array([cost.descriptors_per_block, cost.windowed_descriptors_per_block])
-            costs[sender, receiver, inside] = [cost.latency_s, *(cost.descriptor_s * descriptors)]
+            costs[sender, receiver, inside] = [cost.latency_s, *(cost.descriptor_s * descriptors), cost.copies]
     rows.ints[at.G_KINDS] = kinds
     rows.ints[at.G_COSTS] = rows.add_floats(costs)
 

@@ -68,6 +68,7 @@ class PathCost:
     descriptor_s: float
     descriptors_per_block: float
     windowed_descriptors_per_block: float = 0.0  # of them, in layers with a window
+    copies: float = 1.0  # how often the bytes are sent: ranks that hold the same heads, or a latent, fetch their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +201,8 @@ def _cost_problems(deployment: Deployment) -> list[Problem]:
         if not 0 <= value < math.inf:
             problems.append(Problem(f"{value}", key=key, expected="a finite number from 0 on"))
     for path, cost in deployment.path_costs.items():
-        if not all(0 <= value < math.inf for value in (cost.latency_s, cost.descriptor_s, cost.descriptors_per_block)):
+        values = (cost.latency_s, cost.descriptor_s, cost.descriptors_per_block, cost.copies)
+        if not all(0 <= value < math.inf for value in values):
             problems.append(Problem(f"cost of path {path} is {cost}", expected="finite numbers from 0 on"))
     for step in {id(instance.step): instance.step for instance in deployment.instances}.values():
         tables = (step.host_s, step.token_s, step.sequence_s, step.prefill_attention_s, step.decode_attention_s)

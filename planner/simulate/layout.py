@@ -116,7 +116,7 @@ G_TRAILING = 47  # heap of the flows whose bytes are through: only latency is le
 G_ORDER = 48  # flows started so far
 G_STAMP = 49  # links and ways marked with it belong to the neighbourhood being shared anew
 G_KINDS = 50  # kinds of instances that G_COSTS tells apart
-G_COSTS = 51  # floats: [kind of sender, kind of receiver, 1 inside a node, 3]: latency, per block, per windowed block
+G_COSTS = 51  # floats: [kind of sender, kind of receiver, 1 inside a node, 4]: latency, per block, windowed, copies
 G_STORE_LINK = 52
 G_WINDOW = 53  # tokens that layers with a window see
 G_LIMITS = 54  # floats: the distinct limits on inter-token times
@@ -306,7 +306,7 @@ W_LATER = 13  # the next crossing in each link's list
 W_EARLIER = 18
 W_WIDTH = 23
 MAX_PATH = 5
-COST_WIDTH = 3
+COST_WIDTH = 4
 
 # Ways, floats
 W_RATE = 0  # of each flow

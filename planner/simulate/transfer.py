@@ -164,7 +164,16 @@ def _kv_bytes(world: World, request: int) -> float:
     num_bytes = world.floats[G_KV_BYTES_PER_SEQUENCE] + tokens * world.floats[G_KV_BYTES_PER_TOKEN]
     if _windowed(world, request):
         num_bytes -= max(0, tokens - world.ints[G_WINDOW]) * world.floats[G_WINDOWED_BYTES_PER_TOKEN]
-    return num_bytes
+    return num_bytes * world.floats[_cost(world, request) + 3]
+
+
+def _cost(world: World, request: int) -> int:
+    """The row of costs of the kind of path that the request's KV takes."""
+    sender = world.ints[request + R_ENTRY]
+    receiver = world.ints[request + R_DECODER]
+    inside = 1 if world.ints[sender + E_NODE] == world.ints[receiver + E_NODE] else 0
+    row = world.ints[sender + E_KIND] * world.ints[G_KINDS] + world.ints[receiver + E_KIND]
+    return world.ints[G_COSTS] + (row * 2 + inside) * COST_WIDTH
 
 
 def _windowed(world: World, request: int) -> bool:
@@ -176,11 +185,8 @@ def _windowed(world: World, request: int) -> bool:
 
 def _fixed_s(world: World, request: int) -> float:
     """Latency and the descriptors' cost, per block of the receiver."""
-    sender = world.ints[request + R_ENTRY]
     receiver = world.ints[request + R_DECODER]
-    inside = 1 if world.ints[sender + E_NODE] == world.ints[receiver + E_NODE] else 0
-    row = world.ints[sender + E_KIND] * world.ints[G_KINDS] + world.ints[receiver + E_KIND]
-    cost = world.ints[G_COSTS] + (row * 2 + inside) * COST_WIDTH
+    cost = _cost(world, request)
     blocks = blocks_for(world, receiver, world.ints[request + R_TARGET])
     fixed_s = world.floats[cost] + blocks * world.floats[cost + 1]
     if _windowed(world, request):

@@ -120,3 +120,16 @@ def test_timed_routes_are_what_the_simulator_takes(model: str) -> None:
     run = simulate(deployment, fixed_requests(2, 3200, 2, [0.0, 50.0]), routing="round_robin").runs[0]
     for route, taken_s in zip(timed_routes(pools, routes, deployment), run.transfer_s, strict=True):
         assert route.transfer_base_s + 3200 * route.transfer_s_per_token == pytest.approx(taken_s, rel=1e-4)
+
+
+@pytest.mark.parametrize(("model", "copies"), [("llama-3.1-8b", 1.0), ("deepseek-v2-lite", 4.0), ("qwen2.5-7b", 1.0)])
+def test_ranks_that_hold_the_same_fetch_their_own_copies(model: str, copies: float) -> None:
+    """MLA's latent goes to each of four decode ranks; four KV heads go to four ranks once."""
+    _, pools, routes, deployment = near_and_far(model)
+    assert deployment.path_cost(0, 2).copies == copies
+    run = simulate(deployment, fixed_requests(2, 3200, 2, [0.0, 50.0]), routing="round_robin").runs[0]
+    far = timed_routes(pools, routes, deployment)[1]
+    assert far.transfer_base_s + 3200 * far.transfer_s_per_token == pytest.approx(run.transfer_s[1], rel=1e-4)
+    used = (*deployment.instances[0].egress, *deployment.instances[2].ingress)
+    link = min(deployment.links[k].bytes_per_s for k in used)
+    assert run.transfer_s[1] > copies * 3200 * deployment.kv_bytes_per_token / link

@@ -100,7 +100,7 @@ def deployments(draw: st.DrawFn) -> Deployment:
         store_bytes_per_s=5e9,
         decode_keeps_prefix=draw(st.booleans()),
         decode_emits_first_token=draw(st.booleans()),
-        path_costs={(0, 1, False): PathCost(0.001, 1e-6, 4.0, 2.0)},
+        path_costs={(0, 1, False): PathCost(0.001, 1e-6, 4.0, 2.0, 3.0)},
     )
 
 
