@@ -172,6 +172,16 @@ def _no_decode_pipeline(engine: Engine, model: Model, prefill: EngineSide, decod
     return f"decode with {decode.pipeline_parallel} pipeline stages cannot receive KV: use PP 1 for decode"
 
 
+def _no_prefill_pipeline(engine: Engine, model: Model, prefill: EngineSide, decode: EngineSide) -> str | None:
+    """Tried on vLLM 0.32: a decode worker that pulls compares its layers with one stage's, and every request fails."""
+    if prefill.pipeline_parallel == 1:
+        return None
+    return (
+        f"prefill with {prefill.pipeline_parallel} pipeline stages cannot hand KV over through vLLM's NixlConnector: "
+        "use PP 1 for prefill, or mooncake"
+    )
+
+
 def _decode_pipeline_matches(engine: Engine, model: Model, prefill: EngineSide, decode: EngineSide) -> str | None:
     if decode.pipeline_parallel in (1, prefill.pipeline_parallel):
         return None
@@ -182,7 +192,7 @@ def _decode_pipeline_matches(engine: Engine, model: Model, prefill: EngineSide, 
 
 
 def _stages_cut_alike(engine: Engine, model: Model, prefill: EngineSide, decode: EngineSide) -> str | None:
-    """vLLM: pulling knows one prefill stage only (its issue 52913); pushing was merged for equal stages (45880)."""
+    """vLLM's Mooncake connector matches layers by name (0.32); stages of unequal layers have not been tried."""
     if not prefill.stage_layers and not decode.stage_layers:
         return None
     return "pipeline stages with unequal layers cannot hand KV over through this connector: serve them colocated"
@@ -237,8 +247,8 @@ PAIR_RULES: dict[tuple[str, str], tuple[PairRule, ...]] = {
         _tp_divides,
         _no_replicated_heads,
         _equal_tp_for_hybrids,
+        _no_prefill_pipeline,
         _no_decode_pipeline,
-        _stages_cut_alike,
     ),
     ("vllm", "mooncake"): (*_VLLM_HANDSHAKE, _equal_tp, _no_decode_pipeline, _stages_cut_alike),
     ("sglang", "mooncake"): _SGLANG,

@@ -29,7 +29,7 @@ def problems(
         ("vllm", "nixl", "llama-3.1-70b", {"tensor_parallel": 8}, {"tensor_parallel": 4}),  # 8 heads, none replicated
         ("vllm", "nixl", "llama-3.1-70b", {"tensor_parallel": 8}, {"tensor_parallel": 16}),  # decode may replicate
         ("vllm", "nixl", "deepseek-v3", {"tensor_parallel": 16}, {"tensor_parallel": 8}),  # MLA: every rank has it all
-        ("vllm", "nixl", "llama-3.1-70b", {"pipeline_parallel": 2}, {}),
+        ("vllm", "mooncake", "llama-3.1-70b", {"pipeline_parallel": 2}, {}),
         ("vllm", "nixl", "gpt-oss-120b", {}, {}),
         ("sglang", "mooncake", "llama-3.1-70b", {"tensor_parallel": 4}, {"tensor_parallel": 8}),
         ("sglang", "nixl", "llama-3.1-70b", {"pipeline_parallel": 2}, {"pipeline_parallel": 2}),
@@ -81,6 +81,7 @@ PIN = {"attention_backend": "FLASH_ATTN"}
             "sliding-window and full layers",
         ),
         ("vllm", "nixl", "nemotron-3-super-120b-a12b", {"tensor_parallel": 1}, {}, "has state layers"),
+        ("vllm", "nixl", "llama-3.1-8b", {"pipeline_parallel": 2}, {}, "2 pipeline stages cannot hand KV over"),
         ("vllm", "nixl", "llama-3.1-8b", {}, {"pipeline_parallel": 2}, "use PP 1 for decode"),
         ("vllm", "mooncake", "llama-3.1-8b", {"tensor_parallel": 1}, {"tensor_parallel": 2}, "wants the same TP"),
         ("sglang", "nixl", "llama-3.1-8b", {"block_tokens": 64}, {"block_tokens": 1}, "KV pages hold 64"),
