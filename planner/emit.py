@@ -14,10 +14,10 @@ from splitplan.planner.columns.column import Column
 from splitplan.planner.corrections import Corrections
 from splitplan.planner.inputs import SolveInputs
 from splitplan.planner.plan import Alternative, Host, Plan, Proof
+from splitplan.planner.program.limits import binding_sentences
 from splitplan.planner.program.optimum import MOST_HEADROOM
 from splitplan.planner.program.types import Infeasible, ProgramOptions, ProgramSolution
 from splitplan.planner.repair import Outcome, Workshop
-from splitplan.planner.review.explain import Question, binding_sentences
 from splitplan.planner.study import Study
 from splitplan.profiler.profile import Basis, Profile
 from splitplan.profiler.query import OpTimes
@@ -61,7 +61,7 @@ def emit_plan(study: Study, shop: Workshop, chosen: Outcome, variants: Sequence[
         length_edges=inputs.length_edges,
         rejected_columns=dict(sorted(study.columns.rejections.counts.items())),
         corrections={name: round(factor, 9) for name, factor in sorted(corrections.factor.items())},
-        limits=tuple(dict.fromkeys(binding_sentences(Question(shop.problem, solution)))),
+        limits=tuple(dict.fromkeys(binding_sentences(shop.problem, solution))),
         basis=tuple(_basis(study, found)),
         notes=tuple(
             dict.fromkeys(

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from splitplan.planner.program.limits import merged_sentences
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import Binding, Placed, ProgramInput, ProgramSolution
-from splitplan.planner.review.explain import Question, Variant, about, explain, merged_sentences
+from splitplan.planner.review.explain import Question, Variant, about, explain
 from tests.planner.program.fleets import a_column, a_fleet, a_node, a_problem, a_rack, four_racks
 
 
