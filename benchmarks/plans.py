@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from splitplan.catalogs.errors import NoPlanError
 from splitplan.planner.plan import Alternative, Plan
 from splitplan.planner.question import Question
-from splitplan.planner.report import attainment_text, plan_label, pools_text
+from splitplan.planner.show.report import attainment_text, plan_label, pools_text
 from splitplan.planner.solve import solve
 
 FLEETS = {

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from splitplan.planner.judge.verify import PLAIN
 from splitplan.planner.question import Question
-from splitplan.planner.report import print_plan
+from splitplan.planner.show.report import print_plan
 from splitplan.planner.solve import answer
-from splitplan.planner.verify import PLAIN
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(<!-- demo output -->\n```\n).*?(```)", re.S)

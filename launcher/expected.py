@@ -21,10 +21,10 @@ def expected_ms(plan: Plan, requests: Requests, running: Collection[str]) -> Map
     {} where the simulator cannot say: when what the plan was made from has changed, or other instances are `running`.
     """
     from splitplan.planner.inputs import load_inputs, refuse_changes
+    from splitplan.planner.judge.verify import ROUTING
     from splitplan.planner.question import question_of
     from splitplan.planner.review.replay import plan_deployment
     from splitplan.planner.simulate.run import simulate
-    from splitplan.planner.verify import ROUTING
 
     if {instance.name for pool in plan.pools for instance in pool.instances} != set(running):
         return {}

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from splitplan.catalogs.errors import SolverError
 from splitplan.catalogs.gpus import find_gpu
 from splitplan.catalogs.links import find_link
-from splitplan.planner.candidates import Candidate
 from splitplan.planner.columns.column import Column
-from splitplan.planner.corrections import Corrections
 from splitplan.planner.inputs import SolveInputs
+from splitplan.planner.judge.candidates import Candidate
+from splitplan.planner.judge.corrections import Corrections
+from splitplan.planner.judge.repair import Outcome, Workshop
 from splitplan.planner.plan import Alternative, Host, Plan, Proof
 from splitplan.planner.program.limits import binding_sentences
 from splitplan.planner.program.optimum import MOST_HEADROOM
 from splitplan.planner.program.types import Infeasible, ProgramOptions, ProgramSolution
-from splitplan.planner.repair import Outcome, Workshop
 from splitplan.planner.study import Study
 from splitplan.profiler.profile import Basis, Profile
 from splitplan.profiler.query import OpTimes

@@ -16,12 +16,12 @@ from splitplan.catalogs.errors import InputError, Problem, shorten
 from splitplan.catalogs.gpus import find_gpu
 from splitplan.catalogs.models import Model, find_model
 from splitplan.planner.columns.options import BEST_GUESS, MOST_CONFIDENCE, ColumnOptions
-from splitplan.planner.held import fleet_left
 from splitplan.planner.latency.calibration import find_overhead
 from splitplan.planner.latency.overhead import EngineOverhead
 from splitplan.planner.plan import Inputs, Plan
 from splitplan.planner.question import Question, options_as_text
 from splitplan.planner.spec.fleet import Fleet, load_fleet
+from splitplan.planner.spec.held import fleet_left
 from splitplan.planner.spec.length_buckets import length_edges, parse_length_buckets
 from splitplan.planner.spec.slo import Slo, format_slo, parse_slo
 from splitplan.planner.spec.workload import Workload, load_workload

@@ -9,9 +9,9 @@ from typing import Any, Literal, TypeVar
 
 from splitplan.catalogs.errors import InputError, Problem, shorten
 from splitplan.planner.columns.options import ColumnOptions
-from splitplan.planner.held import NOTHING, Held, held_as_text, held_from_text
 from splitplan.planner.plan import Plan
 from splitplan.planner.program.types import ProgramOptions
+from splitplan.planner.spec.held import NOTHING, Held, held_as_text, held_from_text
 
 PriceKind = Literal["on_demand", "reserved", "spot"]
 OptionsT = TypeVar("OptionsT", ColumnOptions, ProgramOptions)

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from splitplan.catalogs.errors import NoPlanError, OutOfTimeError, Problem
 from splitplan.planner.emit import LENGTHS_TOGETHER, Variant, emit_plan
 from splitplan.planner.inputs import SolveInputs, load_inputs
+from splitplan.planner.judge.repair import Outcome, Workshop
+from splitplan.planner.judge.verify import Effort, Judge, default_effort
 from splitplan.planner.patience import patience
 from splitplan.planner.plan import Plan
 from splitplan.planner.program.types import ProgramInput, ProgramOptions, Reason
 from splitplan.planner.program.ways_out import ways_out
 from splitplan.planner.question import Question
-from splitplan.planner.repair import Outcome, Workshop
 from splitplan.planner.simulate.compiled import is_cached
 from splitplan.planner.study import Study, prepare
-from splitplan.planner.verify import Effort, Judge, default_effort
 
 SAME_PERCENT = 1.0
 """Plans this close in cost are alike: step times are not predicted that well, and fewer GPUs are easier to run."""

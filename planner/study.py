@@ -18,8 +18,8 @@ from splitplan.planner.columns.column import Column
 from splitplan.planner.columns.hosts import host_kinds, rack_mixes
 from splitplan.planner.columns.mix import RequestMix
 from splitplan.planner.columns.steps import StepLibrary
-from splitplan.planner.corrections import Corrections
 from splitplan.planner.inputs import SolveInputs, load_inputs, refuse_changes
+from splitplan.planner.judge.corrections import Corrections
 from splitplan.planner.plan import Plan
 from splitplan.planner.program.types import ProgramInput, ProgramOptions
 from splitplan.planner.question import question_of

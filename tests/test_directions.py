@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from splitplan.planner.judge.verify import Effort
 from splitplan.planner.plan import Plan
 from splitplan.planner.program.types import Mode, ProgramOptions
 from splitplan.planner.question import Question
 from splitplan.planner.solve import solve
-from splitplan.planner.verify import Effort
 
 EFFORT = Effort(
     screen_requests=600,

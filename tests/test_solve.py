@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from splitplan.catalogs.errors import InputError, NoPlanError
+from splitplan.planner.judge.verify import Effort
 from splitplan.planner.plan import Plan, load_plan, save_plan
 from splitplan.planner.program.types import ProgramOptions
 from splitplan.planner.question import Question, options_as_text, question_of
@@ -18,7 +19,6 @@ from splitplan.planner.solve import solve
 from splitplan.planner.spec.fleet import load_fleet
 from splitplan.planner.spec.slo import parse_slo
 from splitplan.planner.study import rebuild
-from splitplan.planner.verify import Effort
 
 EFFORT = Effort(
     screen_requests=1_000,

@@ -12,15 +12,15 @@ from splitplan.planner.columns.hosts import host_kinds
 from splitplan.planner.columns.options import DECODE_MIN_CHUNK, PREFILL_MAX_SEQS
 from splitplan.planner.columns.shapes import Shape, shape_memory
 from splitplan.planner.columns.steps import StepLibrary
-from splitplan.planner.deploy import deployment_of
 from splitplan.planner.inputs import SolveInputs, load_inputs
+from splitplan.planner.judge.deploy import deployment_of
+from splitplan.planner.judge.verify import Effort, Judge, default_effort
 from splitplan.planner.latency.step import StepModel
 from splitplan.planner.plan import GpuSlot, Instance, Pool, Route
 from splitplan.planner.question import Question
 from splitplan.planner.review.replay import plan_deployment
 from splitplan.planner.simulate.deployment import Deployment
 from splitplan.planner.solve import solve
-from splitplan.planner.verify import Effort, Judge, default_effort
 
 LEAST_PROMPT_TOKENS = 8192
 """A prefill or colocated worker takes at least this many tokens a step: vLLM's default on large GPUs."""

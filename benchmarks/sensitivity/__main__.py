@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from splitplan.planner.columns.options import BEST_GUESS, ColumnOptions
+from splitplan.planner.judge.verify import Effort
 from splitplan.planner.plan import Plan
 from splitplan.planner.question import Question
 from splitplan.planner.review.replay import replay
 from splitplan.planner.review.sweep import pools_text
 from splitplan.planner.solve import solve
-from splitplan.planner.verify import Effort
 
 FACTORS = (0.7, 0.85, 1.0, 1.15, 1.3)
 CONFIDENCES = (BEST_GUESS, 80.0, 95.0)

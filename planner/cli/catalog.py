@@ -11,7 +11,7 @@ from splitplan.planner.cli import output
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from splitplan.planner.listing import Fact
+    from splitplan.planner.show.listing import Fact
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,7 +27,7 @@ def list_(
     json: output.JsonFlag = False,
 ) -> None:
     """List one catalog."""
-    from splitplan.planner.listing import KINDS, list_entries
+    from splitplan.planner.show.listing import KINDS, list_entries
 
     rows = list_entries(kind) if kind else [{"catalog": name, "entries": len(list_entries(name))} for name in KINDS]
     if json:
@@ -45,7 +45,7 @@ def show(
     """Show one entry with confidence and source of every figure."""
     from dataclasses import asdict
 
-    from splitplan.planner.listing import describe_entry
+    from splitplan.planner.show.listing import describe_entry
 
     facts = describe_entry(kind, name)
     if json:

@@ -41,7 +41,7 @@ def show(fleet: Source, price_kind: PriceKind = "on_demand", json: output.JsonFl
 @app.command(epilog="Example: planner fleet check fleet.yaml")
 def check(fleet: Source, price_kind: PriceKind = "on_demand", json: output.JsonFlag = False) -> None:
     """Check a Fleet file: every problem with its line, every assumption, and what will hold plans back."""
-    from splitplan.planner.fleet_findings import fleet_findings
+    from splitplan.planner.show.fleet_findings import fleet_findings
     from splitplan.planner.spec.fleet import load_fleet
 
     loaded = load_fleet(fleet, price_kind=price_kind)

@@ -113,7 +113,7 @@ def profile_fleet(
     via: Via, fleet: str, options: Options, folder: Path, image: str, *, dry_run: bool, as_json: bool
 ) -> None:
     """`planner profile --via …`: prints or runs one job for each kind of node of a fleet."""
-    from splitplan.planner.profile_fleet import fleet_jobs
+    from splitplan.planner.spec.profile_fleet import fleet_jobs
     from splitplan.profiler.fleet import run_jobs
 
     jobs = fleet_jobs(fleet, via, options, folder, image=image)

@@ -31,8 +31,8 @@ def simulate(
     Example: planner simulate plan.yaml --rate 30 --requests 50000
     """
     from splitplan.planner.plan import load_plan
-    from splitplan.planner.report import replay_table
     from splitplan.planner.review.replay import replay
+    from splitplan.planner.show.report import replay_table
     from splitplan.planner.simulate.parallel import parse_parallel
 
     verdict = replay(

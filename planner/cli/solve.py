@@ -115,7 +115,7 @@ def solve(
     from splitplan.planner.plan import save_plan
     from splitplan.planner.program.types import ProgramOptions
     from splitplan.planner.question import Question
-    from splitplan.planner.report import print_plan
+    from splitplan.planner.show.report import print_plan
     from splitplan.planner.solve import answer
 
     missing = [f"--{name}" for name, value in (("model", model), ("workload", workload), ("slo", slo)) if not value]

@@ -67,9 +67,9 @@ from splitplan.planner.columns.column import Column
 from splitplan.planner.program import constraints, groups, money, nics, pipelines
 from splitplan.planner.program.linear import LinearModel
 from splitplan.planner.program.reduce import Families, families
+from splitplan.planner.program.topology import Granularity, Location, choose_granularity, fleet_locations
 from splitplan.planner.program.types import FloatArray, ProgramInput
 from splitplan.planner.spec.fleet import PriceTier
-from splitplan.planner.topology import Granularity, Location, choose_granularity, fleet_locations
 
 Vertex = tuple[str, str]  # ("location", name) | ("rack", name) | ("pod", name) | ("spine", "")
 FlowKey = tuple[int, int, Vertex]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from splitplan.planner.columns.column import Column
+from splitplan.planner.program.topology import Location
 from splitplan.planner.program.types import ProgramInput
-from splitplan.planner.topology import Location
 
 RELATIVE_TOLERANCE = 1e-6
 ABSOLUTE_TOLERANCE = 1e-7

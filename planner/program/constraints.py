@@ -15,7 +15,7 @@ from splitplan.planner.spec.fleet import Rack
 
 if TYPE_CHECKING:
     from splitplan.planner.program.build import FlowKey, Program, Service, Use, Vertex
-    from splitplan.planner.topology import Location
+    from splitplan.planner.program.topology import Location
 
 
 def define_gpus_fit(program: Program) -> None:

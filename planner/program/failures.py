@@ -29,8 +29,8 @@ from splitplan.planner.program.build import (
 from splitplan.planner.program.linear import LinearModel, Terms
 from splitplan.planner.program.pairing import SMALLEST_RATE, pair_flows
 from splitplan.planner.program.solver import RepeatedBounds, Sensitive
+from splitplan.planner.program.topology import Granularity, Location, fleet_locations
 from splitplan.planner.program.types import FloatArray, Placed, ServedState
-from splitplan.planner.topology import Granularity, Location, fleet_locations
 
 SHORT = 5e-7
 """Of the asked rate: what counts as unserved."""

@@ -16,16 +16,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from splitplan.planner.assign import assign
+from splitplan.planner.place.assign import assign
+from splitplan.planner.place.routes import overloaded_links
 from splitplan.planner.program.linear import Terms
-from splitplan.planner.routes import overloaded_links
-from splitplan.planner.topology import fleet_locations
+from splitplan.planner.program.topology import fleet_locations
 
 if TYPE_CHECKING:
     from splitplan.planner.columns.column import Column
     from splitplan.planner.program.build import Program, Service
+    from splitplan.planner.program.topology import Location
     from splitplan.planner.program.types import ProgramInput, ProgramSolution
-    from splitplan.planner.topology import Location
 
 GIGABYTE = 1e9
 

@@ -20,9 +20,9 @@ from splitplan.planner.program.build import Program, Vertex, build_program
 from splitplan.planner.program.money import rent_terms
 from splitplan.planner.program.objective import cost_objective, power_objective
 from splitplan.planner.program.solver import RepeatedSolve, SolveLimits
+from splitplan.planner.program.topology import price_of
 from splitplan.planner.program.types import FloatArray, ProgramInput
 from splitplan.planner.spec.fleet import Fleet, Rack
-from splitplan.planner.topology import price_of
 
 GROUP_LIMIT = 20
 """Pods are merged into at most this many groups: with one group per pod the master grows past what it can solve."""

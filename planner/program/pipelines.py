@@ -16,7 +16,7 @@ from splitplan.planner.program.types import StagePlace
 
 if TYPE_CHECKING:
     from splitplan.planner.program.build import Program
-    from splitplan.planner.topology import Location
+    from splitplan.planner.program.topology import Location
 
 Counts = Mapping[tuple[int, str], int]
 SPLIT_FAILURES = ("node", "power-domain")

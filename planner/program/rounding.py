@@ -16,8 +16,8 @@ from splitplan.planner.program.build import Program, build_program
 from splitplan.planner.program.master import Master, build_master
 from splitplan.planner.program.objective import cost_objective, power_objective
 from splitplan.planner.program.solver import SolveLimits, solve_arrays
+from splitplan.planner.program.topology import fleet_locations
 from splitplan.planner.program.types import ProgramInput
-from splitplan.planner.topology import fleet_locations
 
 LEFTOVER_GAP, LEFTOVER_NODES, LEFTOVER_TIME_S = 2e-3, 50, 30.0
 """Counts of nodes end these searches long before the time does, so that the answer does not vary."""

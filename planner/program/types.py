@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitplan.planner.columns.column import Column, Reach, Role
-from splitplan.planner.held import NOTHING, Held
+from splitplan.planner.program.topology import Granularity
 from splitplan.planner.spec.fleet import Fleet
-from splitplan.planner.topology import Granularity
+from splitplan.planner.spec.held import NOTHING, Held
 
 FloatArray = NDArray[np.float64]
 Objective = Literal["cost", "goodput", "power"]

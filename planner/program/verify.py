@@ -14,10 +14,10 @@ import numpy as np
 
 from splitplan.planner.columns.column import Column
 from splitplan.planner.program.check import Check, Facts
+from splitplan.planner.program.topology import Location, fleet_locations
 from splitplan.planner.program.types import Placed, ProgramInput, ProgramSolution, ServedState
 from splitplan.planner.program.verify_limits import check_limits
 from splitplan.planner.program.verify_states import check_other_states, check_state
-from splitplan.planner.topology import Location, fleet_locations
 
 SEARCH_STEPS = 20_000
 

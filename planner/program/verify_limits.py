@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from splitplan.planner.program.check import Check, Facts
 from splitplan.planner.program.pipelines import gpus_at
 from splitplan.planner.program.reduce import allowed_columns, parse_filter
+from splitplan.planner.program.topology import Location
 from splitplan.planner.program.types import ProgramInput, ProgramSolution
-from splitplan.planner.topology import Location
 
 
 def check_limits(check: Check, facts: Facts, solution: ProgramSolution) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from splitplan.planner.program.check import Check, Facts
 from splitplan.planner.program.reduce import REACH_ORDER
+from splitplan.planner.program.topology import Location
 from splitplan.planner.program.types import FloatArray, Flow, Placed, ProgramSolution, ServedState
-from splitplan.planner.topology import Location
 
 
 def check_state(check: Check, facts: Facts, state: ServedState, asked: FloatArray, headroom: float = 1.0) -> None:

@@ -15,9 +15,9 @@ from splitplan.planner.program.infeasible import listed
 from splitplan.planner.program.optimum import Optimum, elastic, find_optimum
 from splitplan.planner.program.reduce import reduce_columns
 from splitplan.planner.program.solver import solve_arrays
+from splitplan.planner.program.topology import price_of
 from splitplan.planner.program.types import Objective, ProgramInput, Reason
 from splitplan.planner.spec.fleet import Fleet, Node, Rack
-from splitplan.planner.topology import price_of
 
 ALL = 1.0 - 1e-6
 MOST_NODES = 64

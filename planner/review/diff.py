@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from splitplan.planner.drawing import index_ranges
 from splitplan.planner.plan import Instance, Plan, Pool
+from splitplan.planner.show.drawing import index_ranges
 
 Sign = Literal["+", "−", "~"]
 Slots = tuple[tuple[str, int], ...]

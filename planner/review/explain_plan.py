@@ -10,8 +10,8 @@ from typing import Any
 
 from splitplan.catalogs.errors import InputError, NoPlanError, Problem, SplitplanError, UsageError, nearest_names
 from splitplan.catalogs.gpus import find_gpu
-from splitplan.planner.corrections import Corrections
 from splitplan.planner.inputs import load_inputs
+from splitplan.planner.judge.corrections import Corrections
 from splitplan.planner.plan import Plan
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import Infeasible, ProgramInput

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from splitplan.planner.program.rounding import served_share
+from splitplan.planner.program.topology import fleet_locations
 from splitplan.planner.program.types import ProgramInput
-from splitplan.planner.topology import fleet_locations
 
 Slot = tuple[str, int]
 TOLERANCE = 1e-6

@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 
 from splitplan.catalogs.errors import NoPlanError, Problem, SplitplanError
 from splitplan.planner.columns.column import Column
-from splitplan.planner.corrections import Corrections
 from splitplan.planner.emit import Variant, emit_plan
 from splitplan.planner.inputs import load_inputs
+from splitplan.planner.judge.corrections import Corrections
+from splitplan.planner.judge.repair import Outcome, Workshop
+from splitplan.planner.judge.verify import Effort, Judge, default_effort
 from splitplan.planner.plan import Plan, Pool
 from splitplan.planner.program.reduce import REACH_ORDER
 from splitplan.planner.program.types import ProgramOptions, Running
 from splitplan.planner.question import Question, question_of
-from splitplan.planner.repair import Outcome, Workshop
 from splitplan.planner.review.diff import shape_of, slots_of
 from splitplan.planner.review.moves import Move, Unit, order_moves
 from splitplan.planner.review.replay import plan_deployment
 from splitplan.planner.spec.length_buckets import PromptRange
 from splitplan.planner.study import Study, prepare
-from splitplan.planner.verify import Effort, Judge, default_effort
 
 DEFAULT_MOVE_USD = 1.0
 """What starting or stopping one instance is taken to cost, when nobody says otherwise."""

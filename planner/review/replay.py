@@ -12,14 +12,14 @@ from splitplan.planner.columns.hosts import HostKind, host_kinds
 from splitplan.planner.columns.pipelines import Pipeline, handoff_tokens, pipeline_step
 from splitplan.planner.columns.shapes import Shape
 from splitplan.planner.columns.steps import StepLibrary
-from splitplan.planner.deploy import deployment_of
 from splitplan.planner.inputs import SolveInputs, load_inputs, refuse_changes
+from splitplan.planner.judge.deploy import deployment_of
+from splitplan.planner.judge.verify import Judge, default_effort
 from splitplan.planner.latency.step import StepModel
 from splitplan.planner.plan import Plan, Pool, Verification
 from splitplan.planner.question import question_of
 from splitplan.planner.simulate.deployment import Deployment
 from splitplan.planner.simulate.parallel import Parallel
-from splitplan.planner.verify import Judge, default_effort
 
 
 def replay(

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from splitplan.catalogs.errors import NoPlanError, Problem, UsageError
 from splitplan.planner.inputs import SolveInputs, load_inputs
+from splitplan.planner.judge.verify import Effort, default_effort
 from splitplan.planner.plan import Plan
 from splitplan.planner.question import Question
 from splitplan.planner.simulate.parallel import Parallel, spread
 from splitplan.planner.solve import answer_from
 from splitplan.planner.spec.slo import format_slo, parse_slo
-from splitplan.planner.verify import Effort, default_effort
 
 Axis = Literal["ttft", "tpot", "rate"]
 PLOT_WIDTH, PLOT_HEIGHT = 64, 12

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from splitplan.planner.candidates import Candidate, candidate
-from splitplan.planner.held import Held, fleet_left
 from splitplan.planner.inputs import SolveInputs
+from splitplan.planner.judge.candidates import Candidate, candidate
 from splitplan.planner.program.solve import solution_of_counts
+from splitplan.planner.program.topology import fleet_locations
 from splitplan.planner.program.types import ProgramInput, Running
 from splitplan.planner.review.moves import Move, Unit, order_moves
 from splitplan.planner.schedule.joint import Switching
 from splitplan.planner.schedule.periods import Period
 from splitplan.planner.spec.fleet import Fleet
-from splitplan.planner.topology import fleet_locations
+from splitplan.planner.spec.held import Held, fleet_left
 
 Counts = tuple[tuple[tuple[str, str], int], ...]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from splitplan.planner.drawing import index_ranges
-from splitplan.planner.report import attainment_text, pools_text
 from splitplan.planner.schedule.document import MoveEntry, ScheduleFile, SwitchEntry, plan_names
 from splitplan.planner.schedule.solve import Schedule
+from splitplan.planner.show.drawing import index_ranges
+from splitplan.planner.show.report import attainment_text, pools_text
 
 if TYPE_CHECKING:
     from rich.console import Console

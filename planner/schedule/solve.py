@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from splitplan.catalogs.errors import NoPlanError, Problem, UsageError
-from splitplan.planner.candidates import Candidate
-from splitplan.planner.corrections import Corrections
-from splitplan.planner.drawing import index_ranges
 from splitplan.planner.emit import Variant, emit_plan
 from splitplan.planner.inputs import load_inputs
+from splitplan.planner.judge.candidates import Candidate
+from splitplan.planner.judge.corrections import Corrections
+from splitplan.planner.judge.repair import Outcome, Workshop
+from splitplan.planner.judge.verify import Effort, Judge, default_effort
 from splitplan.planner.plan import Plan, Verification
+from splitplan.planner.program.topology import fleet_locations
 from splitplan.planner.program.types import ProgramInput, ProgramOptions
 from splitplan.planner.question import Question
-from splitplan.planner.repair import Outcome, Workshop
 from splitplan.planner.schedule.choose import Choice, Facts, best_round
 from splitplan.planner.schedule.joint import Switching, counts_of, same_commands, solve_day
 from splitplan.planner.schedule.layout import (
@@ -29,10 +30,9 @@ from splitplan.planner.schedule.layout import (
     switches_of,
 )
 from splitplan.planner.schedule.periods import Level, Period, levels_of, periods_of
+from splitplan.planner.show.drawing import index_ranges
 from splitplan.planner.spec.workload import load_workload
 from splitplan.planner.study import Study, prepare
-from splitplan.planner.topology import fleet_locations
-from splitplan.planner.verify import Effort, Judge, default_effort
 
 DEFAULT_LEVELS = 4
 MOST_DAY_PROGRAMS = 3

@@ -15,10 +15,11 @@ import numpy as np
 
 from splitplan.catalogs.errors import InputError
 from splitplan.planner.columns.column import Column
-from splitplan.planner.corrections import Corrections
+from splitplan.planner.judge.corrections import Corrections
 from splitplan.planner.program.build import program_granularity
 from splitplan.planner.program.pipelines import gpus_at
 from splitplan.planner.program.reduce import allowed_columns, reduce_columns, unmatched_pins
+from splitplan.planner.program.topology import fleet_locations
 from splitplan.planner.program.types import (
     FloatArray,
     Placed,
@@ -27,7 +28,6 @@ from splitplan.planner.program.types import (
     ProgramSolution,
 )
 from splitplan.planner.study import Study
-from splitplan.planner.topology import fleet_locations
 
 SEPARATOR = "/"
 Learned = Mapping[str, Corrections]  # by service

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from splitplan.planner.corrections import Corrections
+from splitplan.planner.judge.corrections import Corrections
+from splitplan.planner.judge.repair import Workshop, relaxations, score
+from splitplan.planner.judge.verify import Effort, Judge
 from splitplan.planner.plan import Verification
 from splitplan.planner.program.types import Infeasible, ProgramOptions, ProgramSolution
-from splitplan.planner.repair import Workshop, relaxations, score
 from splitplan.planner.services.problem import Member, joint_problem
 from splitplan.planner.services.trial import JointTrial, assemble
 from splitplan.planner.services.ways import Way
-from splitplan.planner.verify import Effort, Judge
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from splitplan.planner.plan import Verification
-from splitplan.planner.report import attainment_text
 from splitplan.planner.services.solve import Services, Split
+from splitplan.planner.show.report import attainment_text
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from splitplan.catalogs.errors import NoPlanError, Problem
-from splitplan.planner.corrections import Corrections
 from splitplan.planner.emit import Variant, emit_plan
+from splitplan.planner.judge.corrections import Corrections
+from splitplan.planner.judge.repair import Outcome, Workshop
+from splitplan.planner.judge.verify import Effort, Judge, default_effort
 from splitplan.planner.plan import Plan, Proof, Verification
 from splitplan.planner.program.solve import growth_limits, solve_program
 from splitplan.planner.program.types import Infeasible, Mode, ProgramInput, ProgramOptions
-from splitplan.planner.repair import Outcome, Workshop
-from splitplan.planner.report import pools_text
 from splitplan.planner.services.problem import Member, joint_problem, member_of
 from splitplan.planner.services.read import Shared, read_services
 from splitplan.planner.services.repair import JointOutcome, JointWorkshop, learned_by_all
 from splitplan.planner.services.ways import Answer, Way, best_order, best_rack_split, by_racks, one_after_the_other
+from splitplan.planner.show.report import pools_text
 from splitplan.planner.solve import SAME_PERCENT
 from splitplan.planner.study import prepare
-from splitplan.planner.verify import Effort, Judge, default_effort
 
 TOGETHER = "planned together"
 Progress = Callable[[str], None]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from splitplan.planner.assign import Assignment, Seat, joined, seats_of
-from splitplan.planner.candidates import Candidate, assigned_candidate
 from splitplan.planner.columns.column import Column
-from splitplan.planner.corrections import Corrections
-from splitplan.planner.held import Held, fleet_left, together
 from splitplan.planner.inputs import SolveInputs
+from splitplan.planner.judge.candidates import Candidate, assigned_candidate
+from splitplan.planner.judge.corrections import Corrections
+from splitplan.planner.place.assign import Assignment, Seat, joined, seats_of
 from splitplan.planner.program.types import ProgramInput, ProgramSolution
 from splitplan.planner.services.problem import Learned, Member, cut
+from splitplan.planner.spec.held import Held, fleet_left, together
 
 SAME_LINK_BYTES_PER_S = 5e7
 """Links whose capacity differs by less are the same link to a simulation: its verdict is used again."""

@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from splitplan.catalogs.errors import SolverError
-from splitplan.planner.assign import assign
-from splitplan.planner.held import Held, fleet_left, together
+from splitplan.planner.place.assign import assign
 from splitplan.planner.program.pipelines import gpus_at
 from splitplan.planner.program.solve import solve_program
+from splitplan.planner.program.topology import Location, fleet_locations
 from splitplan.planner.program.types import Bought, Infeasible, Placed, ProgramInput, ProgramSolution, Reason
 from splitplan.planner.program.verify import verify
 from splitplan.planner.services.problem import only, totals
 from splitplan.planner.services.trial import held_of
 from splitplan.planner.spec.fleet import Rack
-from splitplan.planner.topology import Location, fleet_locations
+from splitplan.planner.spec.held import Held, fleet_left, together
 
 Answer = ProgramSolution | Infeasible
 Way = Callable[[ProgramInput], Answer]

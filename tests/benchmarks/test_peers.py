@@ -12,8 +12,8 @@ import pytest
 from benchmarks.peers import aiconfigurator, vllm_sr_sim
 from benchmarks.peers.judged import Arm, build, sustained
 from splitplan.planner.inputs import SolveInputs, load_inputs
+from splitplan.planner.judge.verify import PLAIN
 from splitplan.planner.question import Question
-from splitplan.planner.verify import PLAIN
 
 SR_SIM_RATES = {  # requests per second of one worker at 1,450 in and 483 out, by vllm-sr-sim's own formula
     "prefill": {"h100-sxm": 3411.8, "a100-sxm-80": 1266.7},

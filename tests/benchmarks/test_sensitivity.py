@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.sensitivity.__main__ import lines
-from splitplan.planner.verify import Effort
+from splitplan.planner.judge.verify import Effort
 
 QUICK = Effort(screen_requests=400, verify_requests=1000, num_seeds=1, max_attempts=6, max_probes=1, form="python")
 

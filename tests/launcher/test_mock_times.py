@@ -9,15 +9,15 @@ import pytest
 
 from splitplan.launcher.mock.scheduler import Scheduler, Sequence
 from splitplan.launcher.mock.timing import StepTimes
-from splitplan.planner.deploy import timed_routes
 from splitplan.planner.inputs import load_inputs
+from splitplan.planner.judge.deploy import timed_routes
+from splitplan.planner.judge.timing import timing_of
 from splitplan.planner.plan import Instance, Plan
 from splitplan.planner.question import Question
 from splitplan.planner.review.replay import plan_deployment
 from splitplan.planner.simulate.deployment import Deployment
 from splitplan.planner.simulate.run import simulate as run_simulator
 from splitplan.planner.spec.workload import Requests, load_workload, sample
-from splitplan.planner.timing import timing_of
 from tests.launcher.plans import plan, pool, route, slots
 from tests.launcher.test_mock import JumpingLoop
 

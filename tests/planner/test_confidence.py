@@ -12,13 +12,13 @@ from splitplan.planner.calibrate.score import Value
 from splitplan.planner.columns.options import ColumnOptions
 from splitplan.planner.columns.service import decode_step_s, prompts
 from splitplan.planner.inputs import load_inputs
+from splitplan.planner.judge.verify import Effort
 from splitplan.planner.latency.overhead import EngineOverhead
 from splitplan.planner.plan import Plan
 from splitplan.planner.question import Question, question_of
 from splitplan.planner.review.replay import replay
 from splitplan.planner.solve import solve
 from splitplan.planner.study import rebuild
-from splitplan.planner.verify import Effort
 from tests.planner.simulate.cases import realistic_step
 
 QUICK = Effort(screen_requests=600, verify_requests=1500, num_seeds=1, max_attempts=8, max_probes=1, form="python")

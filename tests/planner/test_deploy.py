@@ -7,8 +7,8 @@ import math
 import pytest
 
 from splitplan.catalogs.links import find_link
-from splitplan.planner.deploy import ROUTER_HOP_S, deployment_of, timed_routes
 from splitplan.planner.inputs import SolveInputs, load_inputs
+from splitplan.planner.judge.deploy import ROUTER_HOP_S, deployment_of, timed_routes
 from splitplan.planner.latency.transfer import kv_transfer
 from splitplan.planner.plan import GpuSlot, Instance, Pool, Route
 from splitplan.planner.question import Question

@@ -11,19 +11,19 @@ import pytest
 
 from splitplan.planner.classes import program_classes, runs, whole_mix
 from splitplan.planner.inputs import load_inputs
+from splitplan.planner.judge.verify import Effort
 from splitplan.planner.plan import Plan, load_plan, save_plan
 from splitplan.planner.question import Question, question_of
-from splitplan.planner.report import length_lines
 from splitplan.planner.review.diff import diff_plans
 from splitplan.planner.review.explain_plan import explain_plan
 from splitplan.planner.review.replan import Wanted, column_of, replan
 from splitplan.planner.review.replay import longest_taken, replay
+from splitplan.planner.show.report import length_lines
 from splitplan.planner.simulate.compiled import has_numba
 from splitplan.planner.solve import solve
 from splitplan.planner.spec.slo import parse_slo
 from splitplan.planner.spec.workload import RequestClass
 from splitplan.planner.study import prepare
-from splitplan.planner.verify import Effort
 
 EDGE = 16_000
 QUICK = Effort(screen_requests=2_000, verify_requests=6_000, num_seeds=2, max_attempts=10, max_probes=2, form="numba")

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from splitplan.planner.drawing import draw_racks
 from splitplan.planner.inputs import load_inputs
+from splitplan.planner.judge.verify import Effort
 from splitplan.planner.plan import Plan, load_plan, save_plan
 from splitplan.planner.program.types import ProgramOptions
 from splitplan.planner.question import Question, question_of
-from splitplan.planner.report import pool_text
 from splitplan.planner.review.diff import diff_plans
 from splitplan.planner.review.explain_plan import explain_plan
 from splitplan.planner.review.replan import Wanted, replan
 from splitplan.planner.review.replay import plan_deployment
+from splitplan.planner.show.drawing import draw_racks
+from splitplan.planner.show.report import pool_text
 from splitplan.planner.solve import solve
 from splitplan.planner.study import prepare
-from splitplan.planner.verify import Effort
 
 EFFORT = Effort(screen_requests=300, verify_requests=500, num_seeds=1, max_attempts=6, max_probes=1, form="python")
 GENERATIONS = """

@@ -18,15 +18,15 @@ from rich.console import Console
 
 from splitplan.catalogs.errors import NoPlanError, SplitplanError
 from splitplan.planner.inputs import load_inputs
+from splitplan.planner.judge.verify import Effort
 from splitplan.planner.plan import Plan
 from splitplan.planner.program.types import ProgramOptions
 from splitplan.planner.question import Question
-from splitplan.planner.report import print_plan
+from splitplan.planner.show.report import print_plan
 from splitplan.planner.simulate import Deployment, InstanceSpec, Link, Results, simulate
 from splitplan.planner.solve import answer, solve
 from splitplan.planner.spec.slo import TPOT_DEFINITION
 from splitplan.planner.study import prepare
-from splitplan.planner.verify import Effort
 from tests.planner.latency.test_memory import memory
 from tests.planner.latency.test_reports import equal_requests, steps
 

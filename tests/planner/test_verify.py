@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from splitplan.planner.inputs import SolveInputs, load_inputs
+from splitplan.planner.judge.verify import PLAIN, Judge
 from splitplan.planner.plan import Verification
 from splitplan.planner.question import Question
 from splitplan.planner.simulate import Deployment
-from splitplan.planner.verify import PLAIN, Judge
 from tests.planner.simulate.cases import constant_step, instance
 
 WORKLOAD = """

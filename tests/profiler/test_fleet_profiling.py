@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from splitplan.catalogs.errors import InputError, ProfileError, UsageError
-from splitplan.planner.profile_fleet import fleet_jobs, node_kinds
 from splitplan.planner.spec.fleet import load_fleet
+from splitplan.planner.spec.profile_fleet import fleet_jobs, node_kinds
 from splitplan.profiler import ray_task
 from splitplan.profiler.fleet import NodeKind, make_jobs, one_of_each, run_jobs
 from splitplan.profiler.points import make_point

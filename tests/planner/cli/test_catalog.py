@@ -12,7 +12,7 @@ from splitplan.catalogs.errors import UnknownNameError, UsageError
 from splitplan.catalogs.gpus import load_gpus
 from splitplan.planner.cli.catalog import header
 from splitplan.planner.cli.main import app
-from splitplan.planner.listing import KINDS, describe_entry, least_confidence, list_entries
+from splitplan.planner.show.listing import KINDS, describe_entry, least_confidence, list_entries
 
 RUNNER = CliRunner()
 

@@ -17,6 +17,7 @@ from splitplan.catalogs.errors import OutOfTimeError, UsageError
 from splitplan.planner.cli.progress import SolveProgress, progress_line
 from splitplan.planner.cli.solve import _class_weights, _kinds_of_price
 from splitplan.planner.inputs import load_inputs
+from splitplan.planner.judge.verify import Effort, thinned
 from splitplan.planner.patience import Progress, patience, seconds_left
 from splitplan.planner.plan import Plan
 from splitplan.planner.program.solve import solve_program
@@ -25,7 +26,6 @@ from splitplan.planner.question import Question, question_of
 from splitplan.planner.solve import answer, solve
 from splitplan.planner.spec.workload import Requests
 from splitplan.planner.study import prepare, rebuild
-from splitplan.planner.verify import Effort, thinned
 from tests.planner.program.fleets import four_racks, many_columns, same_kv
 from tests.planner.program.test_solve import a_problem
 
@@ -116,7 +116,7 @@ def test_the_time_is_over_everywhere() -> None:
 
 def test_a_cut_search_gives_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """When the time ends after the first plan passed, that plan is the answer, and it says that it was cut short."""
-    from splitplan.planner import repair
+    from splitplan.planner.judge import repair
 
     relaxed = repair.Workshop._relaxed
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from splitplan.planner.assign import assign
+from splitplan.planner.place.assign import assign
+from splitplan.planner.place.routes import overloaded_links
 from splitplan.planner.program import nics
 from splitplan.planner.program.limits import binding_in_words
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import ProgramInput, ProgramSolution
 from splitplan.planner.program.verify import verify
-from splitplan.planner.routes import overloaded_links
 from splitplan.planner.spec.fleet import Fleet
 from tests.planner.program.fleets import a_column, a_fleet, a_node, a_problem, a_rack
 

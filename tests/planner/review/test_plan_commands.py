@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from splitplan.catalogs.errors import UsageError
+from splitplan.planner.judge.verify import Effort
 from splitplan.planner.plan import Plan, save_plan
 from splitplan.planner.program.reduce import parse_filter
 from splitplan.planner.question import Question
@@ -16,7 +17,6 @@ from splitplan.planner.review.explain_plan import PlanExplanation, as_json, as_t
 from splitplan.planner.review.replan import Wanted, move_lines, replan
 from splitplan.planner.review.sweep import axis_values, compare, frontier, plot_lines, table_lines
 from splitplan.planner.solve import solve
-from splitplan.planner.verify import Effort
 
 QUICK = Effort(screen_requests=300, verify_requests=600, num_seeds=1, max_attempts=6, max_probes=1, form="python")
 QUESTION = Question("llama-3.1-8b", "all-h100", "fixed:1024/128", "ttft=1s@p90,tpot=60ms@p90", 30.0)

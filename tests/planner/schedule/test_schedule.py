@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from splitplan.catalogs.errors import InputError, NoPlanError
+from splitplan.planner.judge.verify import Effort
 from splitplan.planner.plan import Plan, save_plan
 from splitplan.planner.program.types import ProgramOptions
 from splitplan.planner.question import Question
@@ -17,7 +18,6 @@ from splitplan.planner.schedule.document import document_of, load_schedule, plan
 from splitplan.planner.schedule.joint import Switching
 from splitplan.planner.schedule.report import cost_lines
 from splitplan.planner.schedule.solve import Asked, Schedule, solve_schedule
-from splitplan.planner.verify import Effort
 
 EFFORT = Effort(screen_requests=300, verify_requests=500, num_seeds=1, max_attempts=6, max_probes=1, form="python")
 QUESTION = Question(

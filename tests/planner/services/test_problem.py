@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from splitplan.planner.assign import joined, seats_of
 from splitplan.planner.columns.column import Column
-from splitplan.planner.corrections import Corrections
-from splitplan.planner.held import Held, fleet_left, held_as_text, held_from_text, together
+from splitplan.planner.judge.corrections import Corrections
+from splitplan.planner.place.assign import joined, seats_of
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import Infeasible, ProgramInput, ProgramOptions, ProgramSolution
 from splitplan.planner.program.verify import verify
 from splitplan.planner.services.problem import Member, cut, joint_problem, only
 from splitplan.planner.services.trial import held_of
 from splitplan.planner.services.ways import best_order, best_rack_split, by_racks, one_after_the_other
+from splitplan.planner.spec.held import Held, fleet_left, held_as_text, held_from_text, together
 from splitplan.planner.study import Study
 from tests.planner.program.brute_force import BruteForce, allowed_by_dtype
 from tests.planner.program.fleets import a_column, a_fleet, a_node, a_problem, a_rack

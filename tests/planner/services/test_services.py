@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from splitplan.catalogs.errors import DocumentError, InputError, NoPlanError
+from splitplan.planner.judge.verify import Effort
 from splitplan.planner.plan import Plan, load_plan, save_plan
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import ProgramSolution
@@ -20,7 +21,6 @@ from splitplan.planner.services.report import as_json, savings_text
 from splitplan.planner.services.solve import Services, solve_services
 from splitplan.planner.spec.fleet import load_fleet
 from splitplan.planner.study import rebuild
-from splitplan.planner.verify import Effort
 
 EFFORT = Effort(screen_requests=300, verify_requests=500, num_seeds=1, max_attempts=6, max_probes=1, form="python")
 FILE = """\

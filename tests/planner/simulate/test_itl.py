@@ -10,12 +10,12 @@ import pytest
 
 from splitplan.catalogs.errors import InputError
 from splitplan.planner.inputs import load_inputs
+from splitplan.planner.judge.verify import PLAIN, Judge
 from splitplan.planner.question import Question
 from splitplan.planner.simulate import Deployment, goodput, simulate
 from splitplan.planner.simulate.build import GAP_EDGES_S
 from splitplan.planner.spec.slo import Slo, Target
 from splitplan.planner.spec.workload import Requests
-from splitplan.planner.verify import PLAIN, Judge
 from tests.planner.simulate.cases import (
     constant_step,
     fixed_requests,

@@ -12,7 +12,7 @@ from splitplan.catalogs.engines import find_engine
 from splitplan.catalogs.errors import InputError
 from splitplan.catalogs.gpus import find_gpu
 from splitplan.catalogs.models import find_model
-from splitplan.planner.deploy import kv_parts, kv_sequence_tokens, windows_of
+from splitplan.planner.judge.deploy import kv_parts, kv_sequence_tokens, windows_of
 from splitplan.planner.latency.memory import capacity_at_context, instance_memory
 from splitplan.planner.simulate import Deployment, Link, PathCost, simulate
 from splitplan.planner.simulate import layout as at

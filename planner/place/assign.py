@@ -13,12 +13,12 @@ from itertools import pairwise
 
 from splitplan.catalogs.errors import Problem, SolverError
 from splitplan.planner.columns.column import ROLES, Column
-from splitplan.planner.pipeline_seats import StageSeat, deal_stages
+from splitplan.planner.place.pipeline_seats import StageSeat, deal_stages
+from splitplan.planner.place.routes import route_instances
 from splitplan.planner.plan import GpuSlot, Instance, Route
+from splitplan.planner.program.topology import Location, fleet_locations
 from splitplan.planner.program.types import Flow, Placed, ProgramInput, ProgramSolution, Running
-from splitplan.planner.routes import route_instances
 from splitplan.planner.spec.fleet import Node
-from splitplan.planner.topology import Location, fleet_locations
 
 Slot = tuple[str, int]  # node name, GPU index
 SEARCH_STEPS = 200_000

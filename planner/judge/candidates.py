@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from splitplan.planner.assign import Assignment, assign
 from splitplan.planner.columns.column import Column
-from splitplan.planner.deploy import deployment_of, timed_routes
 from splitplan.planner.inputs import SolveInputs
+from splitplan.planner.judge.deploy import deployment_of, timed_routes
+from splitplan.planner.judge.timing import timing_of
+from splitplan.planner.place.assign import Assignment, assign
 from splitplan.planner.plan import Instance, Pool, PoolStage, Route
 from splitplan.planner.program.types import ProgramInput, ProgramSolution
 from splitplan.planner.simulate.deployment import Deployment
-from splitplan.planner.timing import timing_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from splitplan.planner.corrections import Corrections
 from splitplan.planner.inputs import load_inputs
+from splitplan.planner.judge.corrections import Corrections
+from splitplan.planner.judge.repair import Workshop
+from splitplan.planner.judge.verify import Effort, Judge
 from splitplan.planner.program.types import ProgramOptions
 from splitplan.planner.question import Question
-from splitplan.planner.repair import Workshop
 from splitplan.planner.study import prepare
-from splitplan.planner.verify import Effort, Judge
 
 EFFORT = Effort(screen_requests=400, verify_requests=600, num_seeds=1, max_attempts=6, max_probes=1, form="python")
 QUESTION = Question("llama-3.1-8b", "all-h100", "fixed:1024/128", "ttft=1s@p90,tpot=60ms@p90", 100.0)

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from splitplan.planner.columns.column import Column
+from splitplan.planner.program.topology import Location
 from splitplan.planner.program.types import Placed, Running
-from splitplan.planner.topology import Location
 
 Slot = tuple[str, int]
 

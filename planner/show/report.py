@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from splitplan.planner.drawing import draw_racks
 from splitplan.planner.inputs import SolveInputs
 from splitplan.planner.plan import Alternative, ClassVerdict, Estimate, Plan, Pool, Verification
+from splitplan.planner.show.drawing import draw_racks
 from splitplan.planner.spec.slo import Slo, Target
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from splitplan.planner.cli.main import app
-from splitplan.planner.fleet_findings import fleet_findings
+from splitplan.planner.show.fleet_findings import fleet_findings
 from splitplan.planner.spec.fleet import Fleet, load_fleet
 
 HEAD = "kind: Fleet\nversion: 1\nname: lab\nracks:\n"

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from splitplan.catalogs.errors import OutOfTimeError
-from splitplan.planner.candidates import Candidate, candidate
-from splitplan.planner.corrections import Corrections
 from splitplan.planner.inputs import SolveInputs
+from splitplan.planner.judge.candidates import Candidate, candidate
+from splitplan.planner.judge.corrections import Corrections
+from splitplan.planner.judge.verify import Blame, Judge
 from splitplan.planner.plan import Verification
 from splitplan.planner.program.reduce import allowed_columns, parse_filter
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import Infeasible, ProgramInput, ProgramOptions, ProgramSolution
-from splitplan.planner.verify import Blame, Judge
 
 SMALLEST_STEP = 1.02
 """A correction always asks for at least this much more than the instances at hand can give."""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal
 import networkx as nx
 
 from splitplan.planner.plan import Route
+from splitplan.planner.program.topology import fleet_graph
 from splitplan.planner.program.types import Flow, ProgramInput, ProgramSolution
-from splitplan.planner.topology import fleet_graph
 
 if TYPE_CHECKING:
-    from splitplan.planner.assign import Seat
+    from splitplan.planner.place.assign import Seat
 
 Edge = tuple[tuple[str, str], tuple[str, str]]
 Path = Literal["same-node", "same-rack", "cross-rack"]

@@ -6,11 +6,11 @@ import io
 
 from rich.console import Console
 
-from splitplan.planner.assign import assign
-from splitplan.planner.drawing import draw_racks, index_ranges
+from splitplan.planner.place.assign import assign
 from splitplan.planner.plan import Inputs, Plan, Pool, Proof
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import ProgramInput, ProgramSolution
+from splitplan.planner.show.drawing import draw_racks, index_ranges
 from splitplan.planner.spec.fleet import Fleet
 from tests.planner.program.fleets import a_column, a_fleet, a_node, a_problem, a_rack
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from splitplan.planner.assign import Assignment, assign
+from splitplan.planner.place.assign import Assignment, assign
+from splitplan.planner.place.routes import overloaded_links
 from splitplan.planner.program.solve import solve_program
+from splitplan.planner.program.topology import free_indices, rack_hosts
 from splitplan.planner.program.types import ProgramInput, ProgramSolution, Running
-from splitplan.planner.routes import overloaded_links
-from splitplan.planner.topology import free_indices, rack_hosts
 from tests.planner.program.fleets import (
     a_column,
     a_fleet,

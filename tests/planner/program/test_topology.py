@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import networkx as nx
 
+from splitplan.planner.program.topology import fleet_graph, fleet_locations, rack_hosts
 from splitplan.planner.spec.fleet import Pod
-from splitplan.planner.topology import fleet_graph, fleet_locations, rack_hosts
 from tests.planner.program.fleets import a_fleet, a_node, a_rack, four_racks
 
 

@@ -1,0 +1,1 @@
+"""What people read: plans, racks, catalogs and fleets as text."""
