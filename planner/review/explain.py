@@ -248,7 +248,7 @@ def about(question: Question, component: str) -> Sequence[str]:
                 f"{placed.instances} x {placed.column} at {placed.location}: {rate:.3g} req/s, "
                 f"{100 * placed.utilisation:.0f} % of their planned time"
             )
-    lines += [line for line in binding_sentences(question) if component in line]
+    lines += [line for line in binding_sentences(question.problem, question.solution) if component in line]
     if component in question.problem.fleet.num_gpus:
         lines += [unused.reason for unused in unused_types(question) if unused.gpu == component]
     return lines
