@@ -40,8 +40,9 @@ def connector_problems(
 
 
 def connector_name(connector: str) -> str:
-    """ "nixl" for "NixlConnector", "NIXL" or "nixl"."""
-    return connector.strip().casefold().removesuffix("storeconnector").removesuffix("connector")
+    """ "nixl" for "NixlConnector", "NIXL" or "nixl"; "nixl-push" for "NixlPushConnector"."""
+    name = connector.strip().casefold().removesuffix("storeconnector").removesuffix("connector")
+    return {"nixlpush": "nixl-push", "nixlpull": "nixl"}.get(name, name)
 
 
 def _same_version(engine: Engine, model: Model, prefill: EngineSide, decode: EngineSide) -> str | None:
@@ -178,8 +179,14 @@ def _no_prefill_pipeline(engine: Engine, model: Model, prefill: EngineSide, deco
         return None
     return (
         f"prefill with {prefill.pipeline_parallel} pipeline stages cannot hand KV over through vLLM's NixlConnector: "
-        "use PP 1 for prefill, or mooncake"
+        "use PP 1 for prefill, or the connector nixl-push or mooncake"
     )
+
+
+def _no_stages_of_state(engine: Engine, model: Model, prefill: EngineSide, decode: EngineSide) -> str | None:
+    if prefill.pipeline_parallel == 1 or not has_state(model):
+        return None
+    return f"{model.name} has state layers, which pipeline stages cannot push: use PP 1 for prefill"
 
 
 def _decode_pipeline_matches(engine: Engine, model: Model, prefill: EngineSide, decode: EngineSide) -> str | None:
@@ -192,7 +199,7 @@ def _decode_pipeline_matches(engine: Engine, model: Model, prefill: EngineSide, 
 
 
 def _stages_cut_alike(engine: Engine, model: Model, prefill: EngineSide, decode: EngineSide) -> str | None:
-    """vLLM's Mooncake connector matches layers by name (0.32); stages of unequal layers have not been tried."""
+    """vLLM's pushing connectors (0.32) find a stage's layers in the whole; unequal stages have not been tried."""
     if not prefill.stage_layers and not decode.stage_layers:
         return None
     return "pipeline stages with unequal layers cannot hand KV over through this connector: serve them colocated"
@@ -249,6 +256,15 @@ PAIR_RULES: dict[tuple[str, str], tuple[PairRule, ...]] = {
         _equal_tp_for_hybrids,
         _no_prefill_pipeline,
         _no_decode_pipeline,
+    ),
+    ("vllm", "nixl-push"): (
+        *_VLLM_HANDSHAKE,
+        _tp_divides,
+        _no_replicated_heads,
+        _equal_tp_for_hybrids,
+        _no_decode_pipeline,
+        _no_stages_of_state,
+        _stages_cut_alike,
     ),
     ("vllm", "mooncake"): (*_VLLM_HANDSHAKE, _equal_tp, _no_decode_pipeline, _stages_cut_alike),
     ("sglang", "mooncake"): _SGLANG,

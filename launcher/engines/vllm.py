@@ -26,12 +26,14 @@ from splitplan.launcher.inventory import check_options, find_version
 CONNECTORS = {
     "nixl": "NixlConnector",
     "nixlconnector": "NixlConnector",
+    "nixl-push": "NixlPushConnector",
+    "nixlpushconnector": "NixlPushConnector",
     "mooncake": "MooncakeConnector",
     "mooncakeconnector": "MooncakeConnector",
 }
 """Connector names of plans, folded, to vLLM class names."""
 
-ROUTER_CONNECTORS = {"NixlConnector": "nixl", "MooncakeConnector": "mooncake"}
+ROUTER_CONNECTORS = {"NixlConnector": "nixl", "NixlPushConnector": "nixl", "MooncakeConnector": "mooncake"}
 LMCACHE_CHUNK_TOKENS = 256
 ROUTER_VERSION = "0.1.17"
 FLOAT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -220,7 +222,7 @@ def transfer_config(
         "kv_role": "kv_producer" if role == "prefill" else "kv_consumer",
         "kv_load_failure_policy": "fail",
     }
-    if name == "NixlConnector":
+    if name in ("NixlConnector", "NixlPushConnector"):
         config["kv_connector_extra_config"] = {"backends": ["UCX"]}
     if on_cpu:
         config["kv_buffer_device"] = "cpu"

@@ -199,12 +199,22 @@ def _instances(program: Program, offset: int) -> dict[tuple[Command, str], tuple
 
 
 def counts_of(program: Program, values: Sequence[float]) -> tuple[tuple[tuple[str, str], int], ...]:
-    """Instances by (column, kind of host), zeros left out, sorted."""
-    counts = {
-        (program.columns[index].name, program.locations[place].name): round(values[variable])
-        for (index, place), variable in program.n.items()
-    }
-    return tuple(sorted((key, count) for key, count in counts.items() if count))
+    """Instances by (column, kind of host), zeros left out, sorted.
+
+    Prefill kept warm in a period without any decode (or decode without prefill) serves nobody there and is left out:
+    to stop it may cost a move more than the program counted, which the round over judged plans then weighs.
+    """
+    counts: dict[tuple[str, str], int] = {}
+    roles = set()
+    for (index, place), variable in program.n.items():
+        count = round(values[variable])
+        if count:
+            counts[program.columns[index].name, program.locations[place].name] = count
+            roles.add(program.columns[index].role)
+    if len(roles & {"prefill", "decode"}) == 1:
+        serving = {column.name for column in program.columns if column.role == "colocated"}
+        counts = {key: count for key, count in counts.items() if key[0] in serving}
+    return tuple(sorted(counts.items()))
 
 
 def same_commands(level: tuple[Column, ...], busiest: tuple[Column, ...]) -> tuple[Column, ...]:

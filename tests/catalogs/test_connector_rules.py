@@ -30,6 +30,8 @@ def problems(
         ("vllm", "nixl", "llama-3.1-70b", {"tensor_parallel": 8}, {"tensor_parallel": 16}),  # decode may replicate
         ("vllm", "nixl", "deepseek-v3", {"tensor_parallel": 16}, {"tensor_parallel": 8}),  # MLA: every rank has it all
         ("vllm", "mooncake", "llama-3.1-70b", {"pipeline_parallel": 2}, {}),
+        ("vllm", "nixl-push", "llama-3.1-70b", {"pipeline_parallel": 2}, {"tensor_parallel": 4}),
+        ("vllm", "NixlPushConnector", "llama-3.1-70b", {"pipeline_parallel": 2}, {}),
         ("vllm", "nixl", "gpt-oss-120b", {}, {}),
         ("sglang", "mooncake", "llama-3.1-70b", {"tensor_parallel": 4}, {"tensor_parallel": 8}),
         ("sglang", "nixl", "llama-3.1-70b", {"pipeline_parallel": 2}, {"pipeline_parallel": 2}),
@@ -83,6 +85,8 @@ PIN = {"attention_backend": "FLASH_ATTN"}
         ("vllm", "nixl", "nemotron-3-super-120b-a12b", {"tensor_parallel": 1}, {}, "has state layers"),
         ("vllm", "nixl", "llama-3.1-8b", {"pipeline_parallel": 2}, {}, "2 pipeline stages cannot hand KV over"),
         ("vllm", "nixl", "llama-3.1-8b", {}, {"pipeline_parallel": 2}, "use PP 1 for decode"),
+        ("vllm", "nixl-push", "llama-3.1-8b", {}, {"pipeline_parallel": 2}, "use PP 1 for decode"),
+        ("vllm", "nixl-push", "nemotron-3-super-120b-a12b", {"pipeline_parallel": 2}, {}, "state layers"),
         ("vllm", "mooncake", "llama-3.1-8b", {"tensor_parallel": 1}, {"tensor_parallel": 2}, "wants the same TP"),
         ("sglang", "nixl", "llama-3.1-8b", {"block_tokens": 64}, {"block_tokens": 1}, "KV pages hold 64"),
         ("sglang", "mooncake", "llama-3.1-8b", {}, {"kv_dtype": "fp8"}, "set one KV dtype"),

@@ -49,7 +49,7 @@ def ask(planner: Callable[..., object], tmp_path: Path, **changes: str) -> objec
         ({"slo": "ttft=-1s"}, 1, ["ttft"]),
         ({"slo": "tttf=1s"}, 1, ["tttf", "ttft"]),
         ({"slo": "ttft=1s@p101"}, 1, ["101"]),
-        ({"slo": ""}, 1, ["slo"]),
+        ({"slo": ""}, 2, ["slo"]),
         ({"engine": "vlm"}, 1, ["vlm", "vllm"]),
         ({"connector": "nixxl"}, 1, ["nixxl", "expected"]),
         ({"weight-dtype": "fp7"}, 1, ["fp7"]),

@@ -210,7 +210,7 @@ def pipelined_plan() -> Plan:
         [Instance(name="decode-0", rack="r1", gpus=slots(("h100-2", eight)))],
         tp=8,
     )
-    return plan([prefill, decode], [route("prefill-0", "decode-0", 1.0)])
+    return plan([prefill, decode], [route("prefill-0", "decode-0", 1.0)], connector="NixlPushConnector")
 
 
 def small_plan(*, num_pairs: int = 1, **changes: Any) -> Plan:

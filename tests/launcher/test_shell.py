@@ -120,6 +120,16 @@ def test_an_instance_over_two_nodes_has_a_headless_second_rank() -> None:
     assert option(first, "--master-port") == option(second, "--master-port")
 
 
+def test_prefill_in_stages_pushes_its_kv_and_the_router_is_told_nixl() -> None:
+    """Both sides run the pushing connector, which compares its mode in the handshake."""
+    files = render(pipelined_plan(), OPTIONS)
+    sides = command_of(files["hosts/h100-0.sh"], "prefill-0"), command_of(files["hosts/h100-2.sh"], "decode-0")
+    for words in sides:
+        assert json.loads(option(words, "--kv-transfer-config"))["kv_connector"] == "NixlPushConnector"
+    routers = [line for text in files.values() for line in text.splitlines() if "vllm-router" in line]
+    assert any("--kv-connector nixl" in line for line in routers)
+
+
 def test_a_plan_with_both_kinds_gets_two_routers_and_says_the_split() -> None:
     files = render(combined_plan(), OPTIONS)
     assert len(json.loads(files["cluster.json"])["endpoints"]) == 2

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from splitplan.planner.classes import program_classes, runs, whole_mix
+from splitplan.planner.columns.options import ColumnOptions
 from splitplan.planner.inputs import load_inputs
 from splitplan.planner.judge.verify import Effort
 from splitplan.planner.plan import Plan, load_plan, save_plan
@@ -28,7 +29,9 @@ from splitplan.planner.study import prepare
 EDGE = 16_000
 QUICK = Effort(screen_requests=2_000, verify_requests=6_000, num_seeds=2, max_attempts=10, max_probes=2, form="numba")
 QUESTION = Question(
-    *("llama-3.1-8b", "a100-l40s", "mooncake-conversation", "ttft=5s@p95,tpot=50ms@p95", 4.0), length_buckets=str(EDGE)
+    *("llama-3.1-8b", "a100-l40s", "mooncake-conversation", "ttft=5s@p95,tpot=50ms@p95", 4.0),
+    columns=ColumnOptions(connector="nixl-push"),
+    length_buckets=str(EDGE),
 )
 needs_numba = pytest.mark.skipif(
     not has_numba() and os.environ.get("SPLITPLAN_TEST_REQUIRE") != "all", reason="numba is not installed (extra fast)"
