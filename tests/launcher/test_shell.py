@@ -126,8 +126,7 @@ def test_prefill_in_stages_pushes_its_kv_and_the_router_is_told_nixl() -> None:
     sides = command_of(files["hosts/h100-0.sh"], "prefill-0"), command_of(files["hosts/h100-2.sh"], "decode-0")
     for words in sides:
         assert json.loads(option(words, "--kv-transfer-config"))["kv_connector"] == "NixlPushConnector"
-    routers = [line for text in files.values() for line in text.splitlines() if "vllm-router" in line]
-    assert any("--kv-connector nixl" in line for line in routers)
+    assert "--vllm-pd-disaggregation --kv-connector nixl --prefill" in files["hosts/h100-2.sh"]
 
 
 def test_a_plan_with_both_kinds_gets_two_routers_and_says_the_split() -> None:
