@@ -1,9 +1,13 @@
-"""What a launch should say and must not stop for: made-up node names, a changed workload, weights fetched by all."""
+"""What a launch should say and must not stop for.
+
+Made-up node names, a changed workload, weights fetched by every pod, and transfers that nobody here has seen work.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from splitplan.catalogs.connector_rules import connector_name
 from splitplan.catalogs.errors import SplitplanError, shorten
 from splitplan.launcher.inputs import resolved
 from splitplan.launcher.render import IN_PODS, LaunchOptions
@@ -16,7 +20,7 @@ ANY_NODE = frozenset(("local", "ray", "llm-d"))
 def advice(plan: Plan, plan_path: str | Path, options: LaunchOptions) -> list[str]:
     """Sentences for people, in no case errors; [] when there is nothing to say."""
     found = [_made_up_nodes(plan, plan_path, options), _changed_workload(plan, plan_path)]
-    found.append(_weights_for_every_pod(plan, options))
+    found += [_weights_for_every_pod(plan, options), _pushed_from_stages(plan, options)]
     return [sentence for sentence in found if sentence]
 
 
@@ -73,4 +77,15 @@ def _weights_for_every_pod(plan: Plan, options: LaunchOptions) -> str:
     return (
         f"each of {pods} pods downloads the weights by itself; "
         "--model-claim CLAIM --model-path /models/… has them read one volume"
+    )
+
+
+def _pushed_from_stages(plan: Plan, options: LaunchOptions) -> str:
+    stages = max((pool.pipeline_parallel for pool in plan.pools if pool.role == "prefill"), default=1)
+    is_mock = options.engine.partition("@")[0] in ("mock", "dynamo-mocker")
+    if is_mock or stages == 1 or connector_name(plan.connector) != "nixl-push":
+        return ""
+    return (
+        f"prefill in {stages} stages pushes its KV (NixlPushConnector): vLLM's own pull request 45880 shows it for two stages, "
+        "this project has not seen it work; the probe after the start tells"
     )

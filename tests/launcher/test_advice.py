@@ -15,7 +15,7 @@ from splitplan.launcher.targets.pods import KubernetesOptions
 from splitplan.launcher.targets.slurm import SlurmOptions
 from splitplan.planner.plan import Plan
 from splitplan.planner.spec.workload import load_workload
-from tests.launcher.plans import HOSTILE, mixed_plan
+from tests.launcher.plans import HOSTILE, mixed_plan, pipelined_plan
 
 
 def options(target: str, **changes: object) -> LaunchOptions:
@@ -59,6 +59,13 @@ def test_pods_without_a_volume_of_weights_are_told_about_it() -> None:
     assert any("each of 6 pods downloads the weights" in sentence for sentence in without)
     claimed = options("kubernetes", model_path="/models/x", kubernetes=KubernetesOptions(model_claim="weights"))
     assert not any("downloads" in sentence for sentence in advice(with_inputs(), "plan.yaml", claimed))
+
+
+def test_kv_pushed_from_stages_is_said_to_be_untried() -> None:
+    plan = pipelined_plan()
+    assert any("NixlPushConnector" in line for line in advice(plan, "plan.yaml", options("shell")))
+    assert not any("NixlPush" in line for line in advice(plan, "plan.yaml", options("local", engine="mock")))
+    assert not any("NixlPush" in line for line in advice(mixed_plan(), "plan.yaml", options("shell")))
 
 
 def test_an_option_may_name_a_value_for_each_gpu_type() -> None:
