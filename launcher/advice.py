@@ -86,6 +86,6 @@ def _pushed_from_stages(plan: Plan, options: LaunchOptions) -> str:
     if is_mock or stages == 1 or connector_name(plan.connector) != "nixl-push":
         return ""
     return (
-        f"prefill in {stages} stages pushes its KV (NixlPushConnector): vLLM's own pull request 45880 shows it for two stages, "
-        "this project has not seen it work; the probe after the start tells"
+        f"prefill in {stages} stages pushes its KV (NixlPushConnector): vLLM's pull request 45880 shows it for two "
+        "stages, this project has not seen it work; the probe after the start tells"
     )
