@@ -28,10 +28,14 @@ from benchmarks.peers.judged import Arm, build, ours, sustained
 from benchmarks.published.answers import colocated
 from splitplan.catalogs.errors import NoPlanError
 from splitplan.planner.columns.column import Column, Role
+from splitplan.planner.columns.options import ColumnOptions
 from splitplan.planner.inputs import SolveInputs, load_inputs
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import Infeasible, ProgramInput, ProgramOptions
 from splitplan.planner.question import Question
+
+CONNECTOR = "nixl-push"
+"""A connector that takes prefill in pipeline stages, as the searches beside it assume."""
 
 PEER = """
 import importlib.metadata, json, logging, sys
@@ -97,7 +101,9 @@ class Case:
         path.write_text(f"kind: Fleet\nversion: 1\nname: counts\ngpus: {{{counts}}}\n")
         slo = f"ttft={self.ttft_ms}ms@p90,tpot={self.tpot_ms}ms@p90"
         options = ProgramOptions(objective="goodput", max_kinds=1)
-        return Question(self.model, str(path), f"fixed:{self.isl}/{self.osl}", slo, 1.0, options)
+        return Question(
+            self.model, str(path), f"fixed:{self.isl}/{self.osl}", slo, 1.0, options, ColumnOptions(connector=CONNECTOR)
+        )
 
 
 CASES = (

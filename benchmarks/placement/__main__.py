@@ -10,14 +10,18 @@ from dataclasses import replace
 from benchmarks.placement.baselines import Choice, all_baselines
 from benchmarks.placement.goodput import all_goodputs
 from splitplan.catalogs.errors import NoPlanError
+from splitplan.planner.columns.options import ColumnOptions
 from splitplan.planner.inputs import load_inputs
 from splitplan.planner.program.solve import solve_program
 from splitplan.planner.program.types import Infeasible, ProgramInput
 from splitplan.planner.question import Question
 from splitplan.planner.study import prepare
 
+CONNECTOR = "nixl-push"
+"""A connector that takes prefill in pipeline stages, as the searches beside it assume."""
+
 QUESTIONS = [
-    Question(model, fleet, workload, slo, rate)
+    Question(model, fleet, workload, slo, rate, columns=ColumnOptions(connector=CONNECTOR))
     for model, fleet, rates in (
         ("llama-3.1-8b", "a100-l40s", (20.0, 60.0)),
         ("llama-3.1-70b", "all-h100", (12.0, 30.0)),
