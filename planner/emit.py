@@ -69,6 +69,7 @@ def emit_plan(study: Study, shop: Workshop, chosen: Outcome, variants: Sequence[
                     *_cut_short(variants),
                     *_bucket_note(inputs, chosen, variants),
                     *_length_note(inputs),
+                    *_failure_note(variants[-1].options, solution),
                     *inputs.slo.notes,
                     *inputs.fleet.notes,
                     *inputs.workload.notes,
@@ -101,6 +102,17 @@ def _cut_short(variants: Sequence[Variant]) -> list[str]:
     """What the time limit kept from being searched to its end."""
     labels = [variant.label or "all together" for variant in variants if variant.outcome.out_of_time]
     return [f"the time limit cut the search short: {', '.join(labels)}"] if labels else []
+
+
+def _failure_note(options: ProgramOptions, solution: ProgramSolution) -> list[str]:
+    states = [state for state in solution.states if state.gone]
+    if not options.survive or not states:
+        return []
+    gone = sum(len(state.stands_for) for state in states)
+    return [
+        f"with any one {options.survive} gone ({gone} hold instances, {len(states)} of them unlike), what is left was "
+        "simulated and serves the load within the targets; the moment of the failure was not"
+    ]
 
 
 def _length_note(inputs: SolveInputs) -> list[str]:

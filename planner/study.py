@@ -163,7 +163,7 @@ def _check_columns(study: Study) -> None:
         return
     rejections, inputs = study.columns.rejections, study.inputs
     problems = [
-        Problem(f"{count} of {study.columns.considered} kinds of instance: {reason}", expected="", next_step="")
+        Problem(f"{count} kinds of instance rejected: {reason}")
         for reason, count in sorted(rejections.counts.items(), key=lambda item: -item[1])
         if reason != "another batch is better"
     ]
@@ -171,7 +171,7 @@ def _check_columns(study: Study) -> None:
         f"no instance of {inputs.model.name} on {', '.join(inputs.fleet.num_gpus)} can serve this workload in time",
         next_step=_way_out(rejections.counts),
     )
-    raise NoPlanError([head, *problems])
+    raise NoPlanError([head, *problems, *(Problem(note) for note in inputs.slo.notes)])
 
 
 def _way_out(counts: dict[str, int]) -> str:

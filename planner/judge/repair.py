@@ -14,6 +14,7 @@ from splitplan.catalogs.errors import OutOfTimeError
 from splitplan.planner.inputs import SolveInputs
 from splitplan.planner.judge.candidates import Candidate, candidate
 from splitplan.planner.judge.corrections import Corrections
+from splitplan.planner.judge.failures import left_after_failures
 from splitplan.planner.judge.verify import Blame, Judge
 from splitplan.planner.plan import Verification
 from splitplan.planner.program.reduce import allowed_columns, parse_filter
@@ -111,12 +112,12 @@ class Workshop:
             if isinstance(solution, Infeasible):
                 return replace(self._no_more(last, solution), blocked=self.corrected(options, corrections))
             trial = candidate(self.corrected(options, corrections), solution, self.inputs)
-            verdict, blame = self.judged(trial)
+            at_fault, verdict, blame = self.judged_with_failures(self.corrected(options, corrections), trial)
             last = Outcome(trial, verdict, corrections=Corrections(dict(corrections.factor)))
             if verdict.passed:
                 self.passed.append(last)
                 return self._relaxed(last, options)
-            self.tighten(trial, blame, corrections)
+            self.tighten(at_fault, blame, corrections)
         return replace(last, reasons=("no plan passed within the attempts allowed",))
 
     def _allows(self, options: ProgramOptions, outcome: Outcome) -> bool:
@@ -154,6 +155,17 @@ class Workshop:
                 trial.deployment, trial.solution.rate_scale, trial.solution.class_scale
             )
         return self.verified[trial.key]
+
+    def judged_with_failures(self, problem: ProgramInput, trial: Candidate) -> tuple[Candidate, Verification, Blame]:
+        """The verdict on a trial that also has to survive failures, with what missed: itself, or what one leaves."""
+        verdict, blame = self.judged(trial)
+        if verdict.passed:
+            for gone, left in left_after_failures(problem, trial, self.inputs):
+                then, blame_then = self.judged(left)
+                if not then.passed:
+                    misses = tuple(f"with {gone} gone, {miss}" for miss in then.misses)
+                    return left, verdict.model_copy(update={"passed": False, "misses": misses}), blame_then
+        return trial, verdict, blame
 
     def tighten(self, trial: Candidate, blame: Blame, corrections: Corrections) -> None:
         """Correct the columns to blame by what the trial's instances really sustain.
@@ -197,7 +209,7 @@ class Workshop:
                     continue
                 tried.add(trial.key)
                 probes += 1
-                verdict, _ = self.judged(trial)
+                _, verdict, _ = self.judged_with_failures(self.corrected(options, corrections), trial)
                 if verdict.passed:
                     best = Outcome(trial, verdict, corrections=corrections)
                     self.passed.append(best)

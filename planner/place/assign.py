@@ -164,10 +164,16 @@ def _seat_location(
     visits: Sequence[StageSeat],
     held: set[Slot],
 ) -> tuple[list[Seat], Pieces]:
-    """What runs keeps its GPUs; the rest is placed around it, or everything anew where that does not fit."""
+    """What runs keeps its GPUs; the rest is placed around it, or everything anew where that does not fit.
+
+    New instances stay off GPUs that only a stop sets free, where there are others: so they can start before it.
+    """
     partners = _partners(flows, location.name)
     kept = _kept_seats(location, here, columns, running, held)
-    around = _seat_around(location, here, columns, partners, kept, visits, held)
+    leaving = {slot for entry in running for slot in entry.slots} - {slot for seat in kept for slot in seat.slots}
+    around = _seat_around(location, here, columns, partners, kept, visits, held | leaving) if leaving else None
+    if around is None:
+        around = _seat_around(location, here, columns, partners, kept, visits, held)
     if around is None and kept:
         kept = []
         around = _seat_around(location, here, columns, partners, kept, visits, held)

@@ -24,6 +24,9 @@ SHAPE = (
 )
 """Two pools with equal shape run the same engine command, whatever their names."""
 
+SAID_APART = frozenset(("engine", "connector", "length_buckets", "held", "move_usd_per_hour", "time_limit_s"))
+"""Options that have a line of their own in a diff, or say nothing of what was wanted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -74,6 +77,13 @@ def _questions(old: Plan, new: Plan) -> list[Change]:
     if old.length_edges != new.length_edges:
         edges = [", ".join(map(str, plan.length_edges)) or "none" for plan in (old, new)]
         changes.append(Change("~", f"length buckets: {edges[0]} → {edges[1]}"))
+    if old.connector and new.connector and old.connector != new.connector:
+        changes.append(Change("~", f"connector: {old.connector} → {new.connector}"))
+    options = [plan.inputs.options for plan in (old, new)]
+    for name in sorted(options[0].keys() | options[1].keys()):
+        before, after = (each.get(name, "default") for each in options)
+        if before != after and name not in SAID_APART:
+            changes.append(Change("~", f"{name.replace('_', ' ')}: {_short(before)} → {_short(after)}"))
     if (old.engine, old.engine_version) != (new.engine, new.engine_version):
         text = f"engine: {old.engine} {old.engine_version} → {new.engine} {new.engine_version}"
         changes.append(Change("~", text))

@@ -149,6 +149,10 @@ def solve_schedule(asked: Asked, *, effort: Effort | None = None, progress: Prog
     if asked.question.program.objective != "cost":
         raise UsageError(Problem("a schedule is planned for the least cost", expected="objective cost"))
     shop = _shop(asked, effort or default_effort())
+    for text in shop.studies[0].inputs.slo.notes:
+        say(text)
+    if 0 in _hourly(asked):
+        say("hours without load are planned like the quietest hour that has some; nothing is scaled to zero")
     say(f"{len(shop.levels)} levels of load in {len(shop.periods)} periods")
     alone = [_alone(shop, level, say) for level in range(len(shop.levels))]
     learned = {level: _learned(outcome, shop.corrections[level]) for level, outcome in enumerate(alone)}
@@ -178,12 +182,14 @@ def solve_schedule(asked: Asked, *, effort: Effort | None = None, progress: Prog
     )
 
 
+def _hourly(asked: Asked) -> tuple[float, ...]:
+    own = asked.hourly_req_per_s
+    return tuple(own or load_workload(asked.question.workload, asked.question.rate_req_per_s).hourly_req_per_s)
+
+
 def _shop(asked: Asked, effort: Effort) -> DayShop:
     question = asked.question
-    hourly = asked.hourly_req_per_s
-    if not hourly:
-        hourly = load_workload(question.workload, question.rate_req_per_s).hourly_req_per_s
-    levels = levels_of(hourly, asked.most_levels)
+    levels = levels_of(_hourly(asked), asked.most_levels)
     studies = tuple(prepare(load_inputs(replace(question, rate_req_per_s=level.rate_req_per_s))) for level in levels)
     busiest = studies[0].problem.columns
     problems = tuple(replace(study.problem, columns=same_commands(study.problem.columns, busiest)) for study in studies)

@@ -82,6 +82,8 @@ def solve_services(
     for service in read_services(path, shared):
         try:
             members.append(member_of(service.name, prepare(service.inputs)))
+            for text in service.inputs.slo.notes:
+                say(f"{service.name}: {text}")
         except NoPlanError as error:
             head = error.problems[0]
             raise NoPlanError(
