@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 
 from splitplan.catalogs.documents import read_document, validate, write_text
 from splitplan.planner.spec.length_buckets import PromptRange, buckets
+from splitplan.planner.spec.reading import check_kind
 
 PLAN_VERSION = 1
 MAX_PLAN_BYTES = 64 * 2**20
@@ -297,7 +298,9 @@ class Plan(_Frozen):
 
 def load_plan(path: str | Path) -> Plan:
     """Read and check a plan file (YAML or JSON); raises DocumentError with every problem and its line."""
-    return validate(read_document(path, "plan", max_bytes=MAX_PLAN_BYTES), Plan)
+    document = read_document(path, "plan", max_bytes=MAX_PLAN_BYTES)
+    check_kind(document, "Plan")
+    return validate(document, Plan)
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:

@@ -11,8 +11,9 @@ from splitplan.catalogs.engines import Engine
 from splitplan.catalogs.models import Model
 from splitplan.planner.columns.column import Role
 from splitplan.planner.columns.mix import RequestMix
-from splitplan.planner.columns.pipelines import Pipeline, spread, stage_memory
+from splitplan.planner.columns.pipelines import Pipeline, spread
 from splitplan.planner.columns.service import at, decode_step_s, mix_prompts
+from splitplan.planner.columns.shapes import shape_memory
 from splitplan.planner.columns.steps import StepLibrary
 from splitplan.planner.latency.memory import InstanceMemory
 from splitplan.planner.latency.operations import Position
@@ -64,15 +65,15 @@ def _room(
 
     def memory(layers: int) -> InstanceMemory:
         cut = StageCut(layers, number == 0, number == last)
-        return stage_memory(
+        return shape_memory(
             pipeline.stages[number],
-            cut,
             model,
             engine,
             max_num_seqs=limits[0],
             chunk=limits[1],
             fraction=fraction,
-            max_len=mix.max_model_len,
+            max_model_len=mix.max_model_len,
+            cut=cut,
         )
 
     one, two = memory(1), memory(2)

@@ -27,7 +27,7 @@ from splitplan.planner.columns.options import BATCH_LADDER, COLOCATED_CHUNK_LADD
 from splitplan.planner.columns.shapes import Shape, rule_problem, shape_memory
 from splitplan.planner.columns.steps import StepLibrary
 from splitplan.planner.latency.build import unlike_stages
-from splitplan.planner.latency.memory import InstanceMemory, instance_memory
+from splitplan.planner.latency.memory import InstanceMemory
 from splitplan.planner.latency.operations import ACTIVATION_BYTES
 from splitplan.planner.latency.step import StepModel
 from splitplan.planner.latency.weights import StageCut, weight_bytes_per_gpu
@@ -202,47 +202,18 @@ def pipeline_memory(
     """Memory of every stage."""
     last = len(pipeline.stages) - 1
     return [
-        stage_memory(
+        shape_memory(
             shape,
-            StageCut(layers, number == 0, number == last),
             model,
             engine,
             max_num_seqs=max_num_seqs,
             chunk=chunk,
             fraction=fraction,
-            max_len=max_len,
+            max_model_len=max_len,
+            cut=StageCut(layers, number == 0, number == last),
         )
         for number, (shape, layers) in enumerate(zip(pipeline.stages, pipeline.layers, strict=True))
     ]
-
-
-def stage_memory(
-    shape: Shape,
-    cut: StageCut,
-    model: Model,
-    engine: Engine,
-    *,
-    max_num_seqs: int,
-    chunk: int,
-    fraction: float,
-    max_len: int,
-) -> InstanceMemory:
-    """Memory of one stage."""
-    return instance_memory(
-        model,
-        shape.host.gpu,
-        engine,
-        tp=shape.tensor_parallel,
-        pp=shape.pipeline_parallel,
-        ep=shape.expert_parallel,
-        weight_dtype=shape.weight_dtype,
-        kv_dtype=shape.kv_dtype,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=chunk,
-        memory_fraction=fraction,
-        max_model_len=max_len,
-        cut=cut,
-    )
 
 
 def pipeline_step(pipeline: Pipeline, library: StepLibrary, model: Model, tokens: float) -> StepModel:

@@ -12,6 +12,7 @@ from splitplan.catalogs.models import Model
 from splitplan.planner.columns.column import Role
 from splitplan.planner.columns.hosts import HostKind
 from splitplan.planner.latency.memory import InstanceMemory, instance_memory
+from splitplan.planner.latency.weights import StageCut
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +108,17 @@ def rule_problem(shape: Shape, role: Role, model: Model, engine: Engine, connect
 
 
 def shape_memory(
-    shape: Shape, model: Model, engine: Engine, *, max_num_seqs: int, chunk: int, fraction: float, max_model_len: int
+    shape: Shape,
+    model: Model,
+    engine: Engine,
+    *,
+    max_num_seqs: int,
+    chunk: int,
+    fraction: float,
+    max_model_len: int,
+    cut: StageCut | None = None,
 ) -> InstanceMemory:
-    """Memory of one instance of this shape."""
+    """Memory of one instance of this shape, or of one stage that is not cut like the others."""
     return instance_memory(
         model,
         shape.host.gpu,
@@ -123,4 +132,5 @@ def shape_memory(
         max_num_batched_tokens=chunk,
         memory_fraction=fraction,
         max_model_len=max_model_len,
+        cut=cut,
     )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from splitplan.catalogs.errors import UsageError
+from splitplan.catalogs.errors import DocumentError, UsageError
 from splitplan.planner.judge.verify import Effort
-from splitplan.planner.plan import Plan, save_plan
+from splitplan.planner.plan import Plan, load_plan, save_plan
 from splitplan.planner.program.reduce import parse_filter
 from splitplan.planner.question import Question
 from splitplan.planner.review.diff import diff_plans
@@ -123,3 +123,12 @@ def test_commands_print_json(plan: Plan, tmp_path: Path, capsys: pytest.CaptureF
         run()
         document = json.loads(capsys.readouterr().out)
         assert (document["kind"], document["schema_version"]) == (kind, 1)
+
+
+def test_another_kind_of_file_gets_one_line(tmp_path: Path) -> None:
+    """Not a list of every key that a plan has and the file lacks."""
+    path = tmp_path / "schedule.yaml"
+    path.write_text("kind: Schedule\nversion: 1\nperiods: []\nnum_hours: 24\n")
+    with pytest.raises(DocumentError) as caught:
+        load_plan(path)
+    assert [problem.key for problem in caught.value.problems] == ["kind"]
