@@ -121,12 +121,6 @@ def _same_speculation(engine: Engine, model: Model, prefill: EngineSide, decode:
     return "speculative decoding is set differently on the two sides: give both the same --speculative-config"
 
 
-def _same_transfer_mode(engine: Engine, model: Model, prefill: EngineSide, decode: EngineSide) -> str | None:
-    if prefill.transfer_mode == decode.transfer_mode:
-        return None
-    return f"prefill {prefill.transfer_mode}es and decode {decode.transfer_mode}es KV: choose push or pull for both"
-
-
 def _tp_divides(engine: Engine, model: Model, prefill: EngineSide, decode: EngineSide) -> str | None:
     small, large = sorted((prefill.tensor_parallel, decode.tensor_parallel))
     if large % small == 0:
@@ -250,7 +244,6 @@ _TRTLLM: tuple[PairRule, ...] = (  # documented, not read in its sources
 PAIR_RULES: dict[tuple[str, str], tuple[PairRule, ...]] = {
     ("vllm", "nixl"): (
         *_VLLM_HANDSHAKE,
-        _same_transfer_mode,
         _tp_divides,
         _no_replicated_heads,
         _equal_tp_for_hybrids,

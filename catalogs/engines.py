@@ -73,7 +73,6 @@ class EngineSide:
     context_parallel: int = 1
     hybrid_kv_cache: bool = True  # vLLM: --disable-hybrid-kv-cache-manager turns it off
     speculative: str = ""  # the speculative configuration, as text
-    transfer_mode: str = "pull"  # "pull" or "push"
     stage_layers: tuple[int, ...] = ()  # layers of each pipeline stage where they are not cut alike
 
 

@@ -22,4 +22,4 @@ def left_after_failures(
     for state in trial.solution.states:
         if state.gone:
             left = replace(trial.solution, placed=state.placed, flows=state.flows, states=())
-            yield state.gone, candidate(problem, left, inputs)
+            yield state.gone, replace(candidate(problem, left, inputs), around=trial.around)

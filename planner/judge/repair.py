@@ -156,11 +156,16 @@ class Workshop:
             )
         return self.verified[trial.key]
 
-    def judged_with_failures(self, problem: ProgramInput, trial: Candidate) -> tuple[Candidate, Verification, Blame]:
-        """The verdict on a trial that also has to survive failures, with what missed: itself, or what one leaves."""
+    def judged_with_failures(
+        self, problem: ProgramInput, trial: Candidate, inputs: SolveInputs | None = None
+    ) -> tuple[Candidate, Verification, Blame]:
+        """The verdict on a trial that also has to survive failures, with what missed: itself, or what one leaves.
+
+        `inputs`: the trial's own, where it stands beside other services.
+        """
         verdict, blame = self.judged(trial)
         if verdict.passed:
-            for gone, left in left_after_failures(problem, trial, self.inputs):
+            for gone, left in left_after_failures(problem, trial, inputs or self.inputs):
                 then, blame_then = self.judged(left)
                 if not then.passed:
                     misses = tuple(f"with {gone} gone, {miss}" for miss in then.misses)

@@ -105,17 +105,25 @@ def _instances(old: Plan, new: Plan) -> list[Change]:
         pool = next(pool for side in (after, before) for key, (pool, _) in side.items() if key[0] == shape)
         if counts[0] and counts[1] and counts[0] != counts[1]:
             changes.append(Change("~", f"{pool.name}: {counts[0]} → {counts[1]} instances"))
-        for key, (_, instance) in before.items():
+        for key, (then_pool, instance) in before.items():
             if key[0] == shape and key not in after:
-                changes.append(Change("−", f"{pool.name} on {where(instance)}"))
+                changes.append(Change("−", f"{pool.name} on {where(instance)}{_command_of(then_pool, old, new)}"))
         for key, (now, instance) in after.items():
             if key[0] != shape:
                 continue
             if key not in before:
-                changes.append(Change("+", f"{pool.name} on {where(instance)}"))
+                changes.append(Change("+", f"{pool.name} on {where(instance)}{_command_of(now, old, new)}"))
             elif (then := before[key][0].prompts) != now.prompts:
                 changes.append(Change("~", f"{now.name} on {where(instance)}: {then} → {now.prompts}"))
     return changes
+
+
+def _command_of(pool: Pool, old: Plan, new: Plan) -> str:
+    """What tells this pool's command from another of the same name in the two plans, such as its chunk."""
+    others = [each for plan in (old, new) for each in plan.pools if each.name == pool.name]
+    unlike = [name for name in SHAPE if len({getattr(each, name) for each in others}) > 1]
+    told = [f"{name.replace('_', ' ')} {getattr(pool, name)}" for name in unlike]
+    return f" ({', '.join(told)})" if told else ""
 
 
 def _totals(old: Plan, new: Plan) -> list[Change]:

@@ -22,6 +22,7 @@ from splitplan.planner.program.reduce import allowed_columns, reduce_columns, un
 from splitplan.planner.program.topology import fleet_locations
 from splitplan.planner.program.types import (
     FloatArray,
+    Flow,
     Placed,
     ProgramInput,
     ProgramOptions,
@@ -118,28 +119,14 @@ def only(problem: ProgramInput, services: Sequence[str]) -> ProgramInput:
 
 
 def cut(member: Member, problem: ProgramInput, solution: ProgramSolution) -> ProgramSolution:
-    """The part of a joint solution that is one service's, in the names of its own program."""
-    prefix = member.prefix
-    own = tuple(item for item in solution.placed if item.column.startswith(prefix))
-    mine = [b for b, name in enumerate(problem.class_names) if name == member.name or name.startswith(prefix)]
-    placed = tuple(
-        replace(
-            item,
-            column=item.column.removeprefix(prefix),
-            rate_req_per_s=tuple(item.rate_req_per_s[b] for b in mine),
-        )
-        for item in own
-    )
-    flows = tuple(
-        replace(
-            flow,
-            class_index=mine.index(flow.class_index),
-            prefill=flow.prefill.removeprefix(prefix),
-            decode=flow.decode.removeprefix(prefix),
-        )
-        for flow in solution.flows
-        if flow.prefill.startswith(prefix)
-    )
+    """The part of a joint solution that is one service's, in the names of its own program, failures included."""
+    own = tuple(item for item in solution.placed if item.column.startswith(member.prefix))
+    mine = [b for b, name in enumerate(problem.class_names) if _is_of(member, name)]
+    placed, flows = _part_of(member, mine, solution.placed, solution.flows)
+    states = []
+    for state in solution.states:
+        left, sent = _part_of(member, mine, state.placed, state.flows)
+        states.append(replace(state, placed=left, flows=sent))
     dollars, gpus, watts = totals(problem, own)
     goodput = solution.objective == "goodput"
     value = solution.rate_scale if goodput else watts if solution.objective == "power" else dollars
@@ -156,8 +143,39 @@ def cut(member: Member, problem: ProgramInput, solution: ProgramSolution) -> Pro
         watts=watts,
         bought=(),
         binding=(),
-        states=(),
+        states=tuple(states),
     )
+
+
+def _is_of(member: Member, class_name: str) -> bool:
+    return class_name == member.name or class_name.startswith(member.prefix)
+
+
+def _part_of(
+    member: Member, mine: Sequence[int], placed: Sequence[Placed], flows: Sequence[Flow]
+) -> tuple[tuple[Placed, ...], tuple[Flow, ...]]:
+    """Instances and flows of one service, by its own columns and its classes `mine`."""
+    prefix = member.prefix
+    own = tuple(
+        replace(
+            item,
+            column=item.column.removeprefix(prefix),
+            rate_req_per_s=tuple(item.rate_req_per_s[b] for b in mine),
+        )
+        for item in placed
+        if item.column.startswith(prefix)
+    )
+    sent = tuple(
+        replace(
+            flow,
+            class_index=mine.index(flow.class_index),
+            prefill=flow.prefill.removeprefix(prefix),
+            decode=flow.decode.removeprefix(prefix),
+        )
+        for flow in flows
+        if flow.prefill.startswith(prefix)
+    )
+    return own, sent
 
 
 def totals(problem: ProgramInput, placed: Sequence[Placed]) -> tuple[float, int, float]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from splitplan.planner.judge.candidates import Candidate
 from splitplan.planner.judge.corrections import Corrections
 from splitplan.planner.judge.repair import Workshop, relaxations, score
-from splitplan.planner.judge.verify import Effort, Judge
+from splitplan.planner.judge.verify import Blame, Effort, Judge
 from splitplan.planner.plan import Verification
 from splitplan.planner.program.types import Infeasible, ProgramOptions, ProgramSolution
 from splitplan.planner.services.problem import Member, joint_problem
-from splitplan.planner.services.trial import JointTrial, assemble
+from splitplan.planner.services.trial import JointTrial, assemble, own_problem
 from splitplan.planner.services.ways import Way
 
 
@@ -82,15 +83,22 @@ class JointWorkshop:
         return self._judged(label, assemble(self.members, kept, problem, answer), kept)
 
     def _judged(self, label: str, trial: JointTrial, learned: Mapping[str, Corrections]) -> JointOutcome:
-        verdicts = {name: self.shops[name].judged(found)[0] for name, found in trial.candidates.items()}
+        verdicts = {member.name: self._fault(trial, learned, member)[1] for member in self.members}
         return JointOutcome(label, trial, verdicts, learned)
+
+    def _fault(
+        self, trial: JointTrial, learned: Mapping[str, Corrections], member: Member
+    ) -> tuple[Candidate, Verification, Blame]:
+        """The verdict on a service in a trial, in failures too, and what of it missed."""
+        own, found = own_problem(member, learned, trial.problem), trial.candidates[member.name]
+        return self.shops[member.name].judged_with_failures(own, found, trial.inputs[member.name])
 
     def _tighten(self, trial: JointTrial, learned: dict[str, Corrections]) -> None:
         """Correct the columns at fault of every service that missed."""
-        for name, found in trial.candidates.items():
-            verdict, blame = self.shops[name].judged(found)
+        for member in self.members:
+            at_fault, verdict, blame = self._fault(trial, learned, member)
             if not verdict.passed:
-                self.shops[name].tighten(found, blame, learned[name])
+                self.shops[member.name].tighten(at_fault, blame, learned[member.name])
 
     def _relaxed(self, passed: JointOutcome, way: Way) -> JointOutcome:
         """Try to do better with columns that may have been judged too carefully; keep what still passes."""

@@ -70,7 +70,6 @@ PIN = {"attention_backend": "FLASH_ATTN"}
         ("vllm", "nixl", "gpt-oss-20b", {}, {"gpu": "a100"}, "FLASH_ATTN on h100-sxm and TRITON_ATTN on a100"),
         ("vllm", "nixl", "llama-3.1-8b", {}, {"hybrid_kv_cache": False}, "hybrid KV cache manager"),
         ("vllm", "nixl", "llama-3.1-8b", {}, {"speculative": "eagle"}, "speculative decoding"),
-        ("vllm", "nixl", "llama-3.1-8b", {"transfer_mode": "push"}, {}, "choose push or pull"),
         ("vllm", "nixl", "llama-3.1-70b", {"tensor_parallel": 16}, {"tensor_parallel": 8}, "replicates 8 KV heads"),
         ("vllm", "nixl", "qwen2.5-7b", {"tensor_parallel": 14}, {"tensor_parallel": 7}, "replicates 4 KV heads"),
         ("vllm", "nixl", "llama-3.1-70b", {"tensor_parallel": 2}, {"tensor_parallel": 3}, "do not divide each other"),

@@ -132,3 +132,15 @@ def test_another_kind_of_file_gets_one_line(tmp_path: Path) -> None:
     with pytest.raises(DocumentError) as caught:
         load_plan(path)
     assert [problem.key for problem in caught.value.problems] == ["kind"]
+
+
+def test_a_diff_tells_what_was_asked_and_run_otherwise(plan: Plan) -> None:
+    """An option, and a command that changes on the same GPUs: both have a line that says from what to what."""
+    pool = plan.pools[0]
+    chunk = pool.max_num_batched_tokens
+    pools = (pool.model_copy(update={"max_num_batched_tokens": 2 * chunk}), *plan.pools[1:])
+    inputs = plan.inputs.model_copy(update={"options": {**plan.inputs.options, "confidence": "80"}})
+    lines = [str(change) for change in diff_plans(plan, plan.model_copy(update={"pools": pools, "inputs": inputs}))]
+    assert "~ confidence: default → 80" in lines
+    assert any(line.startswith("−") and f"(max num batched tokens {chunk})" in line for line in lines)
+    assert any(line.startswith("+") and f"(max num batched tokens {2 * chunk})" in line for line in lines)

@@ -13,14 +13,16 @@ from splitplan.catalogs.errors import DocumentError, InputError, NoPlanError
 from splitplan.planner.judge.verify import Effort
 from splitplan.planner.plan import Plan, load_plan, save_plan
 from splitplan.planner.program.solve import solve_program
-from splitplan.planner.program.types import ProgramSolution
+from splitplan.planner.program.types import ProgramOptions, ProgramSolution
 from splitplan.planner.question import question_of
 from splitplan.planner.review.replay import replay
+from splitplan.planner.services.problem import member_of
 from splitplan.planner.services.read import Shared, read_services
+from splitplan.planner.services.repair import JointWorkshop
 from splitplan.planner.services.report import as_json, savings_text
 from splitplan.planner.services.solve import Services, solve_services
 from splitplan.planner.spec.fleet import load_fleet
-from splitplan.planner.study import rebuild
+from splitplan.planner.study import prepare, rebuild
 
 EFFORT = Effort(screen_requests=300, verify_requests=500, num_seeds=1, max_attempts=6, max_probes=1, form="python")
 FILE = """\
@@ -105,6 +107,24 @@ def test_the_same_file_gives_the_same_bytes(answer: Services, folder: Path, tmp_
         save_plan(again.plans[name], tmp_path / "two.yaml")
         assert (tmp_path / "one.yaml").read_bytes() == (tmp_path / "two.yaml").read_bytes()
     assert as_json(answer) == as_json(again)
+
+
+def test_services_that_survive_are_judged_in_each_failure(folder: Path) -> None:
+    """With any node gone, what is left of each service was put to its judge: every remainder is among the verdicts."""
+    shared = Shared("a100-l40s", ProgramOptions(max_kinds=1, mode="colocated", survive="node"))
+    members = [member_of(item.name, prepare(item.inputs)) for item in read_services(written(folder, FILE), shared)]
+    shop = JointWorkshop(tuple(members), shared.program, EFFORT)
+    outcome = shop.search("colocated only", solve_program)
+    assert outcome.passed
+    assert outcome.trial is not None
+    for name, found in outcome.trial.candidates.items():
+        lost = [state for state in found.solution.states if state.gone]
+        assert lost
+        counts = {sum(item.instances for item in state.placed) for state in lost}
+        full = sum(item.instances for item in found.solution.placed)
+        assert min(counts) < full
+        judged = {key for key, (verdict, _) in shop.shops[name].verified.items() if verdict.passed}
+        assert len(judged) > 1
 
 
 def test_one_service_too_many_is_no_plan_with_a_reason(folder: Path) -> None:
